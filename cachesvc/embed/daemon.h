@@ -1,0 +1,28 @@
+/*
+ * The daemon as a library: service and door together. kvdepotd's main and the engine's --embedded
+ * use it; nothing else of cachesvc is for others.
+ */
+#ifndef CACHESVC_EMBED_DAEMON_H
+#define CACHESVC_EMBED_DAEMON_H
+
+#include <stdbool.h>
+
+#include "proto/base/error.h"
+#include "proto/base/log.h"
+
+struct kvd_config;
+struct kvd_daemon;
+
+/* listen: bind the configured socket. Without it only embedded clients are served. */
+int kvd_daemon_start(const struct kvd_config *config, bool drop_dram, bool listen,
+                     struct kvd_log *log, struct kvd_diag *diag, struct kvd_daemon **ret);
+
+/* A socket for kvd_client_options.fd, connected to this daemon. The caller's. Negative: an error.
+ */
+int kvd_daemon_connect(struct kvd_daemon *daemon);
+
+/* Finishes what is under way, writes down what is queued, closes the store. Accepts NULL and a
+ * pointer to NULL. */
+void kvd_daemon_stop(struct kvd_daemon **daemon);
+
+#endif

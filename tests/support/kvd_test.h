@@ -1,0 +1,46 @@
+/*
+ * For test programs: cmocka, counts, and skipping with a reason. A program's main is
+ * KVD_TEST_MAIN(tests), which prints "N passed, N failed, N skipped" and returns 0, 1, or 77 when
+ * everything was skipped.
+ */
+#ifndef TESTS_SUPPORT_KVD_TEST_H
+#define TESTS_SUPPORT_KVD_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int kvd_test_skipped;
+
+/* Skips the running test and says why. Where KVD_REQUIRE names what is missing, that is a failure
+ * instead. */
+#define KVD_SKIP(what, ...)                                                                        \
+    do {                                                                                           \
+        char why_[256];                                                                            \
+        (void)snprintf(why_, sizeof(why_), __VA_ARGS__);                                           \
+        const char *need_ = getenv("KVD_REQUIRE");                                                 \
+        if (need_ && strstr(need_, (what))) {                                                      \
+            fail_msg("%s is required here: %s", (what), why_);                                     \
+        }                                                                                          \
+        (void)printf("skipped: %s\n", why_);                                                       \
+        kvd_test_skipped++;                                                                        \
+        skip();                                                                                    \
+    } while (0)
+
+#define KVD_TEST_MAIN(tests)                                                                       \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        const int total_ = (int)(sizeof(tests) / sizeof((tests)[0]));                              \
+        const int failed_ = cmocka_run_group_tests((tests), NULL, NULL);                           \
+        (void)printf("%d passed, %d failed, %d skipped\n", total_ - failed_ - kvd_test_skipped,    \
+                     failed_, kvd_test_skipped);                                                   \
+        return failed_ ? 1 : kvd_test_skipped == total_ ? 77 : 0;                                  \
+    }
+
+#endif
