@@ -49,6 +49,7 @@ int kvd_gguf_open_memory(const void *bytes, uint64_t n, struct kvd_diag *diag,
 void kvd_gguf_close(struct kvd_gguf **gguf);
 
 uint64_t kvd_gguf_tensor_count(const struct kvd_gguf *gguf);
+/* nth below the count, in name order (by bytes), whatever the order in the file. */
 const struct kvd_gguf_tensor *kvd_gguf_tensor_at(const struct kvd_gguf *gguf, uint64_t nth);
 const struct kvd_gguf_tensor *kvd_gguf_tensor(const struct kvd_gguf *gguf,
                                               const char *name); /* NULL: none */
@@ -60,7 +61,8 @@ int kvd_gguf_f64(const struct kvd_gguf *gguf, const char *key, double *ret);
 int kvd_gguf_bool(const struct kvd_gguf *gguf, const char *key, bool *ret);
 int kvd_gguf_str(const struct kvd_gguf *gguf, const char *key, struct kvd_gguf_str *ret);
 int kvd_gguf_array_len(const struct kvd_gguf *gguf, const char *key, uint64_t *ret);
-/* Element of an array of strings or of integers. */
+/* Element of an array of strings or of integers, in constant time. -KVD_E_NOT_FOUND also past the
+ * end. */
 int kvd_gguf_array_str(const struct kvd_gguf *gguf, const char *key, uint64_t nth,
                        struct kvd_gguf_str *ret);
 int kvd_gguf_array_i64(const struct kvd_gguf *gguf, const char *key, uint64_t nth, int64_t *ret);
