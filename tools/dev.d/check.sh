@@ -1,0 +1,40 @@
+# shellcheck shell=bash
+# What a change must pass: style, gcc (release) and clang (ASan, UBSan) without a warning, the suites unit, kernels and
+# scenario with gcc, unit and kernels under the sanitizers. The last line is the sum of all.
+
+# shellcheck source=tools/dev.d/test.sh
+source "$ROOT/tools/dev.d/test.sh"
+# shellcheck source=tools/dev.d/lint.sh
+source "$ROOT/tools/dev.d/lint.sh"
+
+check_step() {
+    say ""
+    say "==== $* ($(since_start) s)"
+}
+
+dev_check() {
+    local style gcc clang
+    export KVD_DEV_WERROR=1
+    check_step "packages and model"
+    setup_packages build check
+    setup_model
+    check_step "style"
+    style="1 0 0"
+    lint_run || style="0 1 0"
+    check_step "gcc, release"
+    setup_release
+    check_step "clang, AddressSanitizer and UndefinedBehaviorSanitizer"
+    setup_sanitized
+    check_step "suites unit, kernels, scenario"
+    test_run build --suite unit --suite kernels --suite scenario
+    gcc=$TEST_COUNTS
+    check_step "suites unit and kernels under the sanitizers"
+    (
+        test_sanitizer_settings
+        test_run build-asan --suite unit --suite kernels --timeout-multiplier 4
+        printf '%s\n' "$TEST_COUNTS" >"$ROOT/build-asan/counts.txt"
+    )
+    clang=$(cat "$ROOT/build-asan/counts.txt")
+    check_step "sum: style, gcc, clang (passed failed skipped): $style, $gcc, $clang"
+    test_close "$style" "$gcc" "$clang"
+}
