@@ -54,16 +54,18 @@ struct kvd_slot_meta {
     struct kvd_group_id group;
     uint32_t index;    /* in the chain */
     uint16_t scenario; /* the longest class that used it */
+    bool on_nvme;      /* a copy is indexed below: evicting loses nothing */
     uint32_t last_use_day;
     uint32_t created_day;
     uint64_t put_id;
     uint32_t header_bytes;  /* padded record header */
     uint32_t payload_bytes; /* raw payload, unpadded */
-    bool on_nvme;           /* a copy is indexed below: evicting loses nothing */
 };
 
+/* Constant while the slot is pinned or FILLING by the caller, but for meta.scenario, .last_use_day,
+ * .on_nvme and `verified`, which another holder of a pin may change: kvd_pool_meta reads them under
+ * the lock. */
 struct kvd_slot {
-    /* constant while the slot is pinned or FILLING by the caller */
     struct kvd_slot_meta meta;
     uint8_t *base;              /* of the record: header, then payload; 4 KiB aligned */
     uint64_t file_offset;       /* of base in the pool file */
@@ -116,6 +118,7 @@ void kvd_pool_pin_again(struct kvd_pool *pool,
 void kvd_pool_unpin(struct kvd_pool *pool, struct kvd_slot *slot);
 
 /* Of a pinned slot: */
+void kvd_pool_meta(struct kvd_pool *pool, const struct kvd_slot *slot, struct kvd_slot_meta *ret);
 void kvd_pool_set_verified(struct kvd_pool *pool, struct kvd_slot *slot);
 void kvd_pool_set_on_nvme(struct kvd_pool *pool, struct kvd_slot *slot, bool on_nvme);
 void kvd_pool_touch(struct kvd_pool *pool, struct kvd_slot *slot, uint16_t scenario, uint32_t day);
