@@ -90,6 +90,14 @@ static uint64_t scale_bytes(const struct kvd_space_desc *d)
                                           : UINT64_C(4) * d->layers;
 }
 
+uint64_t kvd_space_payload_bytes(const struct kvd_space_desc *d)
+{
+    bool heads = d->layout == KVD_LAYOUT_LAYER_KV_HEAD_TOKEN_DIM;
+    uint64_t row = heads ? UINT64_C(2) * d->kv_heads * d->head_dim
+                         : (uint64_t)d->latent_dim + d->latent_rope_dim;
+    return row * d->layers * d->block_tokens * dtype_bytes(d->kv_dtype) + scale_bytes(d);
+}
+
 static int check_geometry(const struct kvd_space_desc *d, struct kvd_diag *diag)
 {
     bool heads = d->layout == KVD_LAYOUT_LAYER_KV_HEAD_TOKEN_DIM;
@@ -103,9 +111,7 @@ static int check_geometry(const struct kvd_space_desc *d, struct kvd_diag *diag)
     if (err) {
         return err;
     }
-    uint64_t row = heads ? UINT64_C(2) * d->kv_heads * d->head_dim
-                         : (uint64_t)d->latent_dim + d->latent_rope_dim;
-    uint64_t want = row * d->layers * d->block_tokens * dtype_bytes(d->kv_dtype) + scale_bytes(d);
+    uint64_t want = kvd_space_payload_bytes(d);
     return check_range(diag, "payload_bytes", d->payload_bytes, want, want);
 }
 

@@ -76,6 +76,10 @@ struct kvd_space_desc {
  * field in diag. */
 int kvd_space_desc_check(const struct kvd_space_desc *desc, struct kvd_diag *diag);
 
+/* What payload_bytes must be for the geometry in desc (whose own payload_bytes isn't read). Says
+ * nothing about ranges: check them. */
+uint64_t kvd_space_payload_bytes(const struct kvd_space_desc *desc);
+
 /* Digest of a space. desc has passed kvd_space_desc_check. */
 void kvd_space_digest(const struct kvd_space_desc *desc, struct kvd_digest *ret_space);
 
