@@ -74,14 +74,15 @@ uint64_t kvd_sum(const void *bytes, uint64_t n);
 
 /* Writes the header of rec into buf, which has at least kvd_record_header_bytes() bytes; pads with
  * zeros. Returns the padded header's bytes, or a negative error: -KVD_E_BAD_REQUEST (counts or
- * lengths out of range, kept inconsistent). */
+ * lengths out of range or inconsistent; with codec none, the two sums and lengths must be equal). */
 int kvd_record_encode(const struct kvd_record *rec, void *buf, uint64_t buf_bytes);
 
 /*
  * Reads a header from n untrusted bytes (at least one page; all of the header's pages). Tokens are
  * copied into token_buf, which holds at least KVD_RECORD_BLOCKS_MAX * KVD_BLOCK_TOKENS_MAX ids or
  * the count that fits is checked against token_buf_ids. ret_header_bytes: the padded header's size,
- * also set with -KVD_E_TOO_LONG, which says that n is smaller than that. 0; -KVD_E_FORMAT (no
+ * also set with -KVD_E_TOO_LONG, which says that n is smaller than that (or that the tokens don't
+ * fit token_buf). 0; -KVD_E_FORMAT (no
  * record's magic), -KVD_E_NEWER (a later version), -KVD_E_CORRUPT (sum or a length is wrong),
  * -KVD_E_TOO_LONG.
  */
