@@ -7,10 +7,10 @@
 #ifndef ENGINE_SESSION_SESSION_H
 #define ENGINE_SESSION_SESSION_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/graph/graph.h"
 #include "engine/model/model.h"
 #include "engine/sample/sample.h"
 #include "proto/base/error.h"
@@ -49,6 +49,9 @@ struct kvd_request {
     const char *tenant;   /* NULL: default */
     const char *scenario; /* "chat" */
     bool ignore_end;      /* go on after end tokens (benchmarks) */
+    bool digests;         /* fill in the report's SHA-256 sums: a pass over all logits and KV */
+    const atomic_bool *cancel; /* looked at between chunks and tokens; true ends the request with
+                                  finish "aborted". NULL: none */
 };
 
 /* Called for each token of the answer as it is chosen. Non-zero stops (finish "aborted"). */
