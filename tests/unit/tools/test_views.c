@@ -170,7 +170,7 @@ static void test_hitrate_rows(void **state)
         "\n"
         "scenario  look-ups  asked tokens     hit  hit dram  hit nvme  missed never_seen  missed "
         "short\n"
-        "scenario        12         2,048  75.0 %    50.0 %    25.0 %             22.0 %        "
+        "scenario        12         2,048  75.0 %    50.0 %    25.0 %             22.0 %         "
         "3.0 "
         "%\n");
     output_close(&out);
