@@ -14,7 +14,8 @@ struct kvd_chat_message {
     const char *content;
 };
 
-/* Appends the prompt's ids. -KVD_E_BAD_REQUEST (an unknown role), -ENOMEM. */
+/* Appends the prompt's ids; on failure tokens keeps what it held. -KVD_E_BAD_REQUEST (an unknown
+ * role, no messages), -KVD_E_FORMAT (the vocabulary is not ChatML's), -KVD_E_TOO_LONG, -ENOMEM. */
 int kvd_template_chat(const struct kvd_tokenizer *tok, const struct kvd_chat_message *messages,
                       uint32_t n, struct kvd_tokens *tokens, struct kvd_diag *diag);
 
