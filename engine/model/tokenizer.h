@@ -29,7 +29,7 @@ void kvd_tokens_fini(struct kvd_tokens *tokens);
 /*
  * Appends the ids of a text. UTF-8 is cut and merged as the pre-tokenizer says; a run of bytes that
  * aren't UTF-8 is one piece of its own. A byte that the vocabulary has no token for is left out, as
- * the original tokenizer does (SmolLM2 lacks 14 control characters, 0xc0, 0xc1, 0xf1, 0xf2 and
+ * the original tokenizer does (SmolLM2 lacks six control characters, 0xc0, 0xc1, 0xf1, 0xf2 and
  * 0xf5 to 0xff). special: recognise special tokens such as <|im_start|> in the text; without it
  * they are ordinary text, as user input must be. On failure tokens keeps what it held.
  * -ENOMEM, -KVD_E_TOO_LONG (over 1 GiB).
