@@ -1,0 +1,221 @@
+#include "cachesvc/core/identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/base/bytes.h"
+#include "proto/base/cleanup.h"
+
+enum { IDENTITY_FILE_MAX = 512, IDENTITY_FORMAT = 1 };
+
+static int make_folders(const char *folder, struct kvd_diag *diag)
+{
+    char path[PATH_MAX];
+    size_t n = strlen(folder);
+    if (n == 0 || n >= sizeof(path)) {
+        return kvd_fail(diag, -KVD_E_TOO_LONG, "folder '%s': 1 to %zu bytes are allowed", folder,
+                        sizeof(path) - 1);
+    }
+    memcpy(path, folder, n + 1);
+    for (char *p = path + 1;; p++) {
+        if (*p != '/' && *p != 0) {
+            continue;
+        }
+        char was = *p;
+        *p = 0;
+        if (mkdir(path, 0700) && errno != EEXIST) {
+            int err = -errno;
+            return kvd_fail(diag, err, "folder %s can't be made: %s; make it, or name another",
+                            path, kvd_strerror(err));
+        }
+        *p = was;
+        if (was == 0) {
+            return 0;
+        }
+    }
+}
+
+static int open_folder(const char *folder, struct kvd_diag *diag)
+{
+    int err = make_folders(folder, diag);
+    if (err) {
+        return err;
+    }
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        err = -errno;
+        return kvd_fail(diag, err, "folder %s can't be opened: %s; check its rights", folder,
+                        kvd_strerror(err));
+    }
+    return fd;
+}
+
+static int lock_folder(int dir, const char *folder, struct kvd_diag *diag)
+{
+    int fd = openat(dir, "LOCK", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) {
+        int err = -errno;
+        return kvd_fail(diag, err, "%s/LOCK can't be opened: %s; check the folder's rights", folder,
+                        kvd_strerror(err));
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB)) {
+        int err = errno == EWOULDBLOCK ? -KVD_E_IN_USE : -errno;
+        (void)close(fd);
+        return kvd_fail(diag, err,
+                        "folder %s: %s; another kvdepotd has it: stop that one, or give this one a "
+                        "folder of its own",
+                        folder, kvd_strerror(err));
+    }
+    return fd;
+}
+
+static int parse_identity(const char *text, size_t n, const char *folder, struct kvd_diag *diag,
+                          struct kvd_identity *ret)
+{
+    char store[2 * KVD_STORE_ID_BYTES + 1];
+    unsigned format = 0;
+    struct kvd_identity id = {0};
+    uint64_t sum = 0;
+    int sum_at = 0;
+    int got = sscanf(text,
+                     "kvdepot-identity %u\nstore %32[0-9a-f]\nseed %16" SCNx64 "\nboot %20" SCNu64
+                     "\n%nsum %16" SCNx64,
+                     &format, store, &id.seed, &id.boot, &sum_at, &sum);
+    if (got >= 1 && format > IDENTITY_FORMAT) {
+        return kvd_fail(diag, -KVD_E_NEWER,
+                        "%s/IDENTITY has format %u, this version reads %d; use a newer kvdepotd",
+                        folder, format, IDENTITY_FORMAT);
+    }
+    size_t hex = 0;
+    if (got != 5 || (size_t)sum_at > n || kvd_sum(text, (uint64_t)sum_at) != sum ||
+        sodium_hex2bin(id.store.b, sizeof(id.store.b), store, strlen(store), NULL, &hex, NULL) ||
+        hex != sizeof(id.store.b)) {
+        return kvd_fail(
+            diag, -KVD_E_CORRUPT,
+            "%s/IDENTITY is damaged; restore it from another folder of the same store, or "
+            "move the folder away to start an empty store",
+            folder);
+    }
+    *ret = id;
+    return 0;
+}
+
+/* 0, -ENOENT, or why not. */
+static int read_identity(int dir, const char *folder, struct kvd_diag *diag,
+                         struct kvd_identity *ret)
+{
+    KVD_AUTOCLOSE int fd = openat(dir, "IDENTITY", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        int err = -errno;
+        return kvd_fail(diag, err, "%s/IDENTITY can't be opened: %s", folder, kvd_strerror(err));
+    }
+    char text[IDENTITY_FILE_MAX + 1];
+    ssize_t n = read(fd, text, IDENTITY_FILE_MAX);
+    if (n < 0) {
+        int err = -errno;
+        return kvd_fail(diag, err, "%s/IDENTITY can't be read: %s", folder, kvd_strerror(err));
+    }
+    text[n] = 0;
+    return parse_identity(text, (size_t)n, folder, diag, ret);
+}
+
+static int write_whole(int fd, const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t w = write(fd, text, n);
+        if (w < 0) {
+            return -errno;
+        }
+        text += w;
+        n -= (size_t)w;
+    }
+    return 0;
+}
+
+static int write_identity(int dir, const char *folder, const struct kvd_identity *id,
+                          struct kvd_diag *diag)
+{
+    char store[2 * KVD_STORE_ID_BYTES + 1];
+    char text[IDENTITY_FILE_MAX];
+    kvd_hex(id->store.b, KVD_STORE_ID_BYTES, store);
+    int n = snprintf(text, sizeof(text),
+                     "kvdepot-identity %d\nstore %s\nseed %016" PRIx64 "\nboot %" PRIu64 "\n",
+                     IDENTITY_FORMAT, store, id->seed, id->boot);
+    n += snprintf(text + n, sizeof(text) - (size_t)n, "sum %016" PRIx64 "\n",
+                  kvd_sum(text, (uint64_t)n));
+    KVD_AUTOCLOSE int fd =
+        openat(dir, "IDENTITY.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int err = fd < 0 ? -errno : write_whole(fd, text, (size_t)n);
+    if (!err && (fsync(fd) || renameat(dir, "IDENTITY.new", dir, "IDENTITY") || fsync(dir))) {
+        err = -errno;
+    }
+    return err ? kvd_fail(diag, err, "%s/IDENTITY can't be written: %s", folder, kvd_strerror(err))
+               : 0;
+}
+
+int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_identity *ret,
+                      int *ret_lock_fd)
+{
+    KVD_AUTOCLOSE int dir = open_folder(folder, diag);
+    if (dir < 0) {
+        return dir;
+    }
+    KVD_AUTOCLOSE int lock = lock_folder(dir, folder, diag);
+    if (lock < 0) {
+        return lock;
+    }
+    struct kvd_identity id = {0};
+    int err = read_identity(dir, folder, diag, &id);
+    if (err == -ENOENT) {
+        randombytes_buf(&id.store, sizeof(id.store));
+        randombytes_buf(&id.seed, sizeof(id.seed));
+    } else if (err) {
+        return err;
+    }
+    id.boot++;
+    err = write_identity(dir, folder, &id, diag);
+    if (err) {
+        return err;
+    }
+    *ret = id;
+    *ret_lock_fd = kvd_take_fd(&lock);
+    return 0;
+}
+
+int kvd_identity_claim(const char *folder, const struct kvd_identity *identity,
+                       struct kvd_diag *diag, int *ret_lock_fd)
+{
+    KVD_AUTOCLOSE int dir = open_folder(folder, diag);
+    if (dir < 0) {
+        return dir;
+    }
+    KVD_AUTOCLOSE int lock = lock_folder(dir, folder, diag);
+    if (lock < 0) {
+        return lock;
+    }
+    struct kvd_identity id = {0};
+    int err = read_identity(dir, folder, diag, &id);
+    if (err == -ENOENT) {
+        id = *identity;
+        id.boot = 0;
+        err = write_identity(dir, folder, &id, diag);
+    } else if (!err && memcmp(&id.store, &identity->store, sizeof(id.store)) != 0) {
+        return kvd_fail(
+            diag, -KVD_E_WRONG_STORE,
+            "folder %s belongs to another store; give this store a folder of its own, or "
+            "remove what is in it",
+            folder);
+    }
+    if (!err) {
+        *ret_lock_fd = kvd_take_fd(&lock);
+    }
+    return err;
+}

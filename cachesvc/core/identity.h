@@ -1,0 +1,39 @@
+/*
+ * IDENTITY: who a folder belongs to. A small text file in every folder of a store, written by
+ * rename and fsynced:
+ *
+ *     kvdepot-identity 1
+ *     store 0123…            16 bytes in hex, drawn at first start
+ *     seed 0123…             of the keys, 8 bytes in hex, drawn at first start
+ *     boot 7                 number of starts; the epoch in segment names (only in the store's own
+ * folder) sum 0123…              XXH3-64 of the lines above
+ *
+ * A folder whose IDENTITY is another store's is refused. An flock on LOCK keeps a second daemon
+ * out.
+ */
+#ifndef CACHESVC_CORE_IDENTITY_H
+#define CACHESVC_CORE_IDENTITY_H
+
+#include <stdint.h>
+
+#include "proto/base/error.h"
+#include "proto/format/segment.h"
+
+struct kvd_identity {
+    struct kvd_store_id store;
+    uint64_t seed;
+    uint64_t boot;
+};
+
+/* Makes the folder (with parents) if it is missing, locks it, and reads or draws the identity; boot
+ * is raised by one and durable on return. *ret_lock_fd holds the lock until it is closed.
+ * -KVD_E_IN_USE, -KVD_E_CORRUPT, -KVD_E_NEWER, errno; diag names the folder and what to do. */
+int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_identity *ret,
+                      int *ret_lock_fd);
+
+/* The same for another folder of the same store: marks an unmarked empty one; -KVD_E_WRONG_STORE
+ * where it belongs to another. */
+int kvd_identity_claim(const char *folder, const struct kvd_identity *identity,
+                       struct kvd_diag *diag, int *ret_lock_fd);
+
+#endif

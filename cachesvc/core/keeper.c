@@ -1,0 +1,226 @@
+#include "cachesvc/core/keeper.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "proto/base/bytes.h"
+#include "proto/base/clock.h"
+
+enum {
+    RECLAIM_EVERY_S = 600,
+    /* an entry must have been expired for so long that a last use, noted before that, has reached
+       the index */
+    RECLAIM_MARGIN_S = 60,
+};
+
+static const char row_wall[] = "wall";
+static const char row_counters[] = "counters";
+
+/* ---- what is written down ---- */
+
+static void persist(struct kvd_service *service)
+{
+    uint8_t wall[8];
+    void *counters = NULL;
+    uint32_t n = 0;
+    kvd_put_le64(wall, kvd_wall_now_s(&service->wall));
+    int err = kvd_index_row_put(service->index, KVD_INDEX_META, row_wall, sizeof(row_wall) - 1,
+                                wall, sizeof(wall), false);
+    err = err ? err : kvd_counting_encode(service->counting, &counters, &n);
+    err = err ? err
+              : kvd_index_row_put(service->index, KVD_INDEX_META, row_counters,
+                                  sizeof(row_counters) - 1, counters, n, false);
+    free(counters);
+    if (err) {
+        kvd_log_error(service->log, "counters can't be written down: %s", kvd_strerror(err));
+    }
+}
+
+static int restore_counters(struct kvd_service *service, struct kvd_diag *diag)
+{
+    void *value = NULL;
+    uint32_t n = 0;
+    int err = kvd_index_row_get(service->index, KVD_INDEX_META, row_counters,
+                                sizeof(row_counters) - 1, &value, &n);
+    if (err == -KVD_E_NOT_FOUND) {
+        return 0;
+    }
+    err = err ? kvd_fail(diag, err, "counters can't be read: %s", kvd_strerror(err))
+              : kvd_counting_decode(service->counting, value, n, diag);
+    free(value);
+    return err;
+}
+
+int keeper_restore(struct kvd_service *service, struct kvd_diag *diag)
+{
+    void *value = NULL;
+    uint32_t n = 0;
+    uint64_t persisted_s = 0;
+    int err = kvd_index_row_get(service->index, KVD_INDEX_META, row_wall, sizeof(row_wall) - 1,
+                                &value, &n);
+    if (!err && n == 8) {
+        persisted_s = kvd_get_le64(value);
+    }
+    free(value);
+    if (err && err != -KVD_E_NOT_FOUND) {
+        return kvd_fail(diag, err, "the clock can't be read: %s", kvd_strerror(err));
+    }
+    kvd_wall_init(&service->wall, persisted_s);
+    return restore_counters(service, diag);
+}
+
+/* ---- registered pages ---- */
+
+static void register_pages(struct kvd_service *service)
+{
+    void *base = NULL;
+    uint64_t bytes = 0;
+    for (int page = 0; page < POOL_PAGES_MAX; page++) {
+        if (!kvd_pool_page(service->pool, page, &base, &bytes)) {
+            return; /* pages are handed out in order */
+        }
+        if (atomic_load(&service->page_buffer[page]) == PAGE_UNSEEN) {
+            int index = service->io->ops->register_region(service->io, base, bytes);
+            atomic_store(&service->page_buffer[page], index < 0 ? PAGE_UNREGISTERED : index);
+        }
+    }
+}
+
+/* ---- expiry ---- */
+
+static void expire_slot(struct kvd_slot *slot, void *user)
+{
+    struct kvd_service *service = user;
+    struct kvd_slot_meta meta;
+    kvd_pool_meta(service->pool, slot, &meta);
+    if (!class_expired(service, meta.scenario, meta.last_use_day, meta.created_day)) {
+        return;
+    }
+    kvd_pool_remove(service->pool, slot);
+    if (!meta.on_nvme) {
+        ghost_submit(service, &meta, KVD_GONE_EXPIRED);
+    }
+}
+
+/* When the last entry of each segment expires; index: segment number - base. */
+struct expiries {
+    struct kvd_service *service;
+    uint64_t *at_s;
+    uint64_t n;
+};
+
+static int expiries_grow(struct expiries *x, uint64_t segment)
+{
+    if (segment < x->n) {
+        return 0;
+    }
+    uint64_t n = 2 * segment + 64;
+    uint64_t *grown = realloc(x->at_s, n * sizeof(*grown));
+    if (!grown) {
+        return -ENOMEM;
+    }
+    memset(grown + x->n, 0, (n - x->n) * sizeof(*grown));
+    x->at_s = grown;
+    x->n = n;
+    return 0;
+}
+
+static int expiries_add(const struct kvd_index_id *id, const struct kvd_index_entry *entry,
+                        void *user)
+{
+    struct expiries *x = user;
+    const struct kvd_scenario *sc =
+        kvd_scenario_by_id(x->service->config->scenarios_table, entry->scenario);
+    int err = expiries_grow(x, entry->segment);
+    if (!err && sc) {
+        uint64_t at = kvd_retention_expiry_s(sc, entry->last_use_day, entry->created_day);
+        x->at_s[entry->segment] = at > x->at_s[entry->segment] ? at : x->at_s[entry->segment];
+    }
+    return err;
+}
+
+static bool segment_expired(const struct kvd_segment_info *info, void *user)
+{
+    const struct expiries *x = user;
+    uint64_t now = kvd_wall_now_s(&x->service->wall);
+    /* a segment without any entry is one whose entries have all moved or gone */
+    return info->created_s + RECLAIM_EVERY_S < now &&
+           (info->segment >= x->n || x->at_s[info->segment] + RECLAIM_MARGIN_S <= now);
+}
+
+int keeper_reclaim(struct kvd_service *service)
+{
+    kvd_pool_walk(service->pool, expire_slot, service);
+    if (!service->nvme) {
+        return 0;
+    }
+    struct expiries x = {.service = service};
+    int err = kvd_index_sync(service->index, false);
+    err = err ? err : kvd_index_walk(service->index, expiries_add, &x);
+    if (!err) {
+        err = service->nvme->ops->reclaim(service->nvme, kvd_wall_now_s(&service->wall),
+                                          segment_expired, &x);
+    }
+    free(x.at_s);
+    return err;
+}
+
+/* ---- the thread ---- */
+
+static bool wait_a_second(struct kvd_service *service)
+{
+    struct timespec until;
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec++;
+    (void)pthread_mutex_lock(&service->mtx);
+    int err = 0;
+    while (!service->stopping && err != ETIMEDOUT) {
+        err = pthread_cond_timedwait(&service->keeper_wake, &service->mtx, &until);
+    }
+    bool go_on = !service->stopping;
+    (void)pthread_mutex_unlock(&service->mtx);
+    return go_on;
+}
+
+static void *keeper_main(void *arg)
+{
+    struct kvd_service *service = arg;
+    uint64_t reclaim_at_ns = kvd_mono_ns() + RECLAIM_EVERY_S * KVD_NS_PER_S;
+    do {
+        uint64_t now_ns = kvd_mono_ns();
+        lease_expire_overdue(service, now_ns);
+        register_pages(service);
+        persist(service);
+        if (now_ns >= reclaim_at_ns) {
+            reclaim_at_ns = now_ns + RECLAIM_EVERY_S * KVD_NS_PER_S;
+            int err = keeper_reclaim(service);
+            if (err) {
+                kvd_log_error(service->log, "what has expired can't be removed: %s",
+                              kvd_strerror(err));
+            }
+        }
+    } while (wait_a_second(service));
+    return NULL;
+}
+
+int keeper_start(struct kvd_service *service)
+{
+    int err = pthread_create(&service->keeper, NULL, keeper_main, service);
+    service->keeper_runs = err == 0;
+    return -err;
+}
+
+void keeper_stop(struct kvd_service *service)
+{
+    if (!service->keeper_runs) {
+        return;
+    }
+    (void)pthread_mutex_lock(&service->mtx);
+    service->stopping = true;
+    (void)pthread_cond_broadcast(&service->keeper_wake);
+    (void)pthread_mutex_unlock(&service->mtx);
+    (void)pthread_join(service->keeper, NULL);
+    service->keeper_runs = false;
+    persist(service);
+}

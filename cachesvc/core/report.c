@@ -1,0 +1,287 @@
+/* Reports for administrators, as JSON: status, hitrate, options. The shapes are versioned by
+ * "schema". */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+
+#include "cachesvc/core/service_private.h"
+#include "proto/base/assert.h"
+#include "proto/base/clock.h"
+
+enum { REPORT_SCHEMA = 1, SKEW_ALARM_S = 600 };
+
+static json_t *u64(uint64_t v)
+{
+    return json_integer((json_int_t)v);
+}
+
+static uint64_t now_s(void)
+{
+    return kvd_mono_ns() / KVD_NS_PER_S;
+}
+
+/* ---- hitrate ---- */
+
+static json_t *amount_json(const struct kvd_amount *a)
+{
+    return json_pack("{s:o,s:o,s:o}", "tokens", u64(a->tokens), "blocks", u64(a->blocks), "bytes",
+                     u64(a->bytes));
+}
+
+static void hitrate_row(const char *name, const struct kvd_tally *t, void *user)
+{
+    json_t *hit = json_object();
+    json_t *missed = json_object();
+    for (int tier = KVD_TIER_NONE + 1; tier < KVD_TIER_COUNT; tier++) {
+        (void)json_object_set_new(hit, kvd_tier_name((enum kvd_tier_id)tier),
+                                  amount_json(&t->hit[tier]));
+    }
+    for (int why = 0; why < KVD_MISS_COUNT; why++) {
+        (void)json_object_set_new(missed, kvd_miss_reason_key((enum kvd_miss_reason)why),
+                                  amount_json(&t->missed[why]));
+    }
+    (void)json_array_append_new(user, json_pack("{s:s,s:o,s:o,s:o,s:o}", "name", name, "lookups",
+                                                u64(t->lookups), "asked", amount_json(&t->asked),
+                                                "hit", hit, "missed", missed));
+}
+
+static int by_parse(const char *by, struct kvd_diag *diag, enum kvd_count_by *ret)
+{
+    static const struct {
+        const char *name;
+        enum kvd_count_by by;
+    } names[] = {{"", KVD_BY_ALL},        {"all", KVD_BY_ALL},
+                 {"tier", KVD_BY_ALL},    {"scenario", KVD_BY_SCENARIO},
+                 {"space", KVD_BY_SPACE}, {"tenant", KVD_BY_TENANT}};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcmp(by, names[i].name) == 0) {
+            *ret = names[i].by;
+            return 0;
+        }
+    }
+    return kvd_fail(diag, -KVD_E_BAD_REQUEST,
+                    "hitrate by '%.32s': scenario, tier, space or tenant are known", by);
+}
+
+static int report_hitrate(struct kvd_service *s, const char *by_name, const char *window_name,
+                          struct kvd_diag *diag, json_t **ret)
+{
+    enum kvd_count_by by = KVD_BY_ALL;
+    int err = by_parse(by_name, diag, &by);
+    if (err) {
+        return err;
+    }
+    int window = window_name[0] ? kvd_window_parse(window_name) : KVD_WINDOW_EVER;
+    if (window < 0) {
+        return kvd_fail(diag, -KVD_E_BAD_REQUEST,
+                        "window '%.32s': 10s, 1m, 5m, 1h, 24h or ever are known", window_name);
+    }
+    json_t *rows = json_array();
+    kvd_counting_report(s->counting, now_s(), by, (enum kvd_window)window, hitrate_row, rows);
+    *ret = json_pack("{s:i,s:s,s:s,s:o}", "schema", REPORT_SCHEMA, "window",
+                     kvd_window_name((enum kvd_window)window), "by", by_name[0] ? by_name : "all",
+                     "rows", rows);
+    return 0;
+}
+
+/* ---- status ---- */
+
+static json_t *dram_json(struct kvd_service *s)
+{
+    struct kvd_pool_stat st;
+    kvd_pool_stat(s->pool, &st);
+    (void)pthread_mutex_lock(&s->mtx);
+    uint64_t staging = s->staging_bytes;
+    (void)pthread_mutex_unlock(&s->mtx);
+    return json_pack("{s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:s}", "name", "dram", "cap_bytes",
+                     u64(s->config->dram_cap), "used_bytes", u64(st.used_bytes), "staging_bytes",
+                     u64(staging), "blocks", u64(st.blocks), "pinned_bytes", u64(st.pinned_bytes),
+                     "evicted_blocks", u64(st.evicted_blocks), "warm_blocks", u64(st.warm_blocks),
+                     "state", "ok");
+}
+
+static json_t *nvme_json(struct kvd_service *s, const struct kvd_tier_stat *st)
+{
+    return json_pack("{s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:s}", "name", s->nvme->ops->name,
+                     "cap_bytes", u64(st->cap_bytes), "used_bytes", u64(st->used_bytes), "blocks",
+                     u64(st->records), "segments", u64(st->segments), "queue_bytes",
+                     u64(st->queue_bytes), "written_bytes", u64(st->written_bytes), "read_bytes",
+                     u64(st->read_bytes), "dropped_blocks", u64(st->dropped_records),
+                     "failed_writes", u64(st->failed_writes), "state", st->state);
+}
+
+static json_t *scenarios_json(struct kvd_service *s)
+{
+    const struct kvd_scenarios *table = s->config->scenarios_table;
+    uint64_t dram[256] = {0};
+    uint64_t nvme[256] = {0};
+    kvd_pool_scenario_bytes(s->pool, dram, 256);
+    if (s->nvme) {
+        s->nvme->ops->scenario_bytes(s->nvme, nvme, 256);
+    }
+    json_t *rows = json_array();
+    for (uint32_t i = 0; i < kvd_scenarios_count(table); i++) {
+        const struct kvd_scenario *sc = kvd_scenario_at(table, i);
+        uint16_t id = sc->id < 256 ? sc->id : 0;
+        (void)json_array_append_new(rows,
+                                    json_pack("{s:s,s:o,s:o,s:o}", "name", sc->name, "retention_s",
+                                              u64(sc->retention_s), "dram_bytes", u64(dram[id]),
+                                              "nvme_bytes", u64(nvme[id])));
+    }
+    return rows;
+}
+
+static void sum_hits(const char *name, const struct kvd_tally *t, void *user)
+{
+    struct kvd_tally *sum = user;
+    *sum = *t;
+}
+
+static json_t *rates_json(struct kvd_service *s)
+{
+    struct kvd_tally t = {0};
+    kvd_counting_report(s->counting, now_s(), KVD_BY_ALL, KVD_WINDOW_10S, sum_hits, &t);
+    uint64_t hit = 0;
+    for (int tier = 0; tier < KVD_TIER_COUNT; tier++) {
+        hit += t.hit[tier].tokens;
+    }
+    return json_pack("{s:s,s:f,s:f,s:f}", "window", "10s", "lookups_per_s",
+                     (double)t.lookups / 10.0, "asked_tokens_per_s", (double)t.asked.tokens / 10.0,
+                     "hit_tokens_per_s", (double)hit / 10.0);
+}
+
+static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *nvme)
+{
+    json_t *list = json_array();
+    uint64_t corrupt = atomic_load(&s->counts.corrupt);
+    uint64_t failed = atomic_load(&s->counts.write_failures);
+    int64_t skew = kvd_wall_skew_s(&s->wall);
+    if (corrupt) {
+        (void)json_array_append_new(
+            list,
+            json_sprintf(
+                "%llu records did not match their sum or identity since start and were served as "
+                "misses; check the device and the log",
+                (unsigned long long)corrupt));
+    }
+    if (failed) {
+        (void)json_array_append_new(
+            list, json_sprintf(
+                      "%llu blocks could not be written below dram since start; check the log and "
+                      "the device's free space",
+                      (unsigned long long)failed));
+    }
+    if (s->nvme && strcmp(nvme->state, "ok") != 0) {
+        (void)json_array_append_new(list, json_sprintf("nvme: %s", nvme->state));
+    }
+    if (skew > SKEW_ALARM_S || skew < -SKEW_ALARM_S) {
+        (void)json_array_append_new(
+            list,
+            json_sprintf("the system's time is %lld s away from the store's; expiry follows the "
+                         "store's; restart kvdepotd once the system's time is right",
+                         (long long)skew));
+    }
+    return list;
+}
+
+static json_t *index_json(struct kvd_service *s)
+{
+    struct kvd_index_stat st;
+    kvd_index_stat(s->index, &st);
+    return json_pack("{s:o,s:o,s:o}", "entries", u64(st.entries_estimate), "queued", u64(st.queued),
+                     "disk_bytes", u64(st.disk_bytes));
+}
+
+static json_t *puts_json(struct kvd_service *s)
+{
+    return json_pack("{s:o,s:o,s:o}", "committed_blocks",
+                     u64(atomic_load(&s->counts.committed_blocks)), "refused_blocks",
+                     u64(atomic_load(&s->counts.refused_blocks)), "not_written_down_blocks",
+                     u64(atomic_load(&s->counts.not_written_down)));
+}
+
+static int report_status(struct kvd_service *s, json_t **ret)
+{
+    struct kvd_tier_stat nvme = {.state = "ok"};
+    json_t *tiers = json_array();
+    (void)json_array_append_new(tiers, dram_json(s));
+    if (s->nvme) {
+        s->nvme->ops->stat(s->nvme, &nvme);
+        (void)json_array_append_new(tiers, nvme_json(s, &nvme));
+    }
+    char store[2 * KVD_STORE_ID_BYTES + 1];
+    kvd_hex(s->identity.store.b, KVD_STORE_ID_BYTES, store);
+    (void)pthread_mutex_lock(&s->mtx);
+    uint32_t clients = s->n_sessions;
+    uint32_t leases = s->n_leases;
+    (void)pthread_mutex_unlock(&s->mtx);
+    json_t *problems = problems_json(s, &nvme);
+    *ret = json_pack("{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema",
+                     REPORT_SCHEMA, "health", json_array_size(problems) ? "degraded" : "ok",
+                     "problems", problems, "version", KVDEPOT_VERSION, "store", store, "uptime_s",
+                     u64((kvd_mono_ns() - s->started_mono_ns) / KVD_NS_PER_S), "io",
+                     s->io->ops->name, "clients", (int)clients, "leases", (int)leases, "tiers",
+                     tiers, "index", index_json(s), "puts", puts_json(s), "corrupt",
+                     u64(atomic_load(&s->counts.corrupt)), "scenarios", scenarios_json(s), "rates",
+                     rates_json(s));
+    return 0;
+}
+
+/* ---- options ---- */
+
+static json_t *value_STR(const kvd_config_STR *v)
+{
+    return json_string(*v);
+}
+
+#define value_ENUM value_STR
+
+static json_t *value_U64(const kvd_config_U64 *v)
+{
+    return u64(*v);
+}
+
+#define value_BYTES value_U64
+#define value_MS value_U64
+
+static json_t *value_BOOL(const kvd_config_BOOL *v)
+{
+    return json_boolean(*v);
+}
+
+static int report_options(struct kvd_service *s, json_t **ret)
+{
+    json_t *rows = json_array();
+#define KVD_OPTION(name, type, field, def, min, max, unit, reloadable, text)                       \
+    (void)json_array_append_new(rows, json_pack("{s:s,s:o,s:s,s:s}", "name", name, "value",        \
+                                                value_##type(&s->config->field), "unit", unit,     \
+                                                "text", text));
+#include "cachesvc/config/options.def"
+#undef KVD_OPTION
+    *ret = json_pack("{s:i,s:o}", "schema", REPORT_SCHEMA, "options", rows);
+    return 0;
+}
+
+int kvd_service_report(struct kvd_service *service, const char *what, const char *by,
+                       const char *window, struct kvd_diag *diag, char **ret_json)
+{
+    KVD_MAGIC_CHECK(service, SERVICE_MAGIC);
+    json_t *root = NULL;
+    int err = strcmp(what, "status") == 0 ? report_status(service, &root)
+              : strcmp(what, "hitrate") == 0
+                  ? report_hitrate(service, by ? by : "", window ? window : "", diag, &root)
+              : strcmp(what, "options") == 0
+                  ? report_options(service, &root)
+                  : kvd_fail(diag, -KVD_E_BAD_REQUEST,
+                             "report '%.32s': status, hitrate or options are known", what);
+    if (err) {
+        return err;
+    }
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    if (!text) {
+        return kvd_fail(diag, -ENOMEM, "out of memory");
+    }
+    *ret_json = text;
+    return 0;
+}

@@ -1,0 +1,253 @@
+/*
+ * The service's inside, shared by the files of core/ only.
+ *
+ * Locks, in order: service.mtx -> the pool's, the index's, the tier's, counting's own (each a leaf
+ * of its own room). No lock is held while a device or a callback is waited for.
+ */
+#ifndef CACHESVC_CORE_SERVICE_PRIVATE_H
+#define CACHESVC_CORE_SERVICE_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "cachesvc/config/config.h"
+#include "cachesvc/core/counting.h"
+#include "cachesvc/core/identity.h"
+#include "cachesvc/core/owners.h"
+#include "cachesvc/core/service.h"
+#include "cachesvc/core/wall.h"
+#include "cachesvc/core/workers.h"
+#include "cachesvc/index/index.h"
+#include "cachesvc/tier/pool.h"
+#include "cachesvc/tier/tier.h"
+#include "policies/policy.h"
+#include "proto/base/list.h"
+
+enum {
+    SERVICE_MAGIC = 0x4b565331,
+    SESSION_MAGIC = 0x4b565332,
+    SPACES_MAX = 256, /* a daemon */
+    SESSION_SPACES_MAX = 16,
+    SESSION_LEASES_MAX = 1024,
+    SESSION_PUTS_MAX = 64,
+    WORKER_THREADS = 2,
+    POOL_PAGES_MAX = 1 << 16,
+    PAGE_UNREGISTERED = -1, /* the I/O engine didn't take it */
+    PAGE_UNSEEN = -2,
+    ALL_PIN_PERCENT = 80, /* of the pool, by leases of all clients */
+    STAGING_SHARE = 8,    /* staging gets at most one part in so many of dram.cap */
+    GHOST_S = 14 * KVD_DAY_S,
+};
+
+/* A space that some client registered; lives as long as the service. */
+struct service_space {
+    struct kvd_digest digest;
+    struct kvd_space_desc desc; /* its names point below */
+    char model[KVD_MODEL_NAME_MAX + 1];
+    char numerics[KVD_MODEL_NAME_MAX + 1];
+    uint32_t header_bytes; /* of a record with one block */
+    uint64_t extent_bytes;
+};
+
+struct session_space {
+    struct service_space *space;
+    int staging_fd;
+    uint8_t *staging; /* mapped */
+    uint64_t staging_bytes;
+    uint32_t slots;
+    uint64_t slot_bytes;
+    uint32_t used; /* lock: service.mtx. A bit a slot */
+};
+
+struct service_counts {
+    atomic_uint_fast64_t committed_blocks;
+    atomic_uint_fast64_t refused_blocks;
+    atomic_uint_fast64_t not_written_down;
+    atomic_uint_fast64_t write_failures;
+    atomic_uint_fast64_t corrupt;
+};
+
+struct kvd_service {
+    uint32_t magic;
+    const struct kvd_config *config; /* borrowed */
+    struct kvd_log *log;             /* borrowed */
+    struct kvd_identity identity;
+    int lock_fd;
+    int nvme_lock_fd;
+    struct kvd_wall wall;
+    uint64_t started_mono_ns;
+    struct kvd_io *io;
+    struct kvd_index *index;
+    struct kvd_pool *pool;
+    struct kvd_tier *nvme; /* NULL: not configured */
+    struct kvd_counting *counting;
+    struct kvd_owners *owners;
+    struct kvd_workers *workers;
+    struct service_counts counts;
+    atomic_uint_fast64_t next_id; /* of leases and puts */
+    uint64_t put_id_base;         /* boot number in the high bits: never two puts with one id */
+
+    pthread_mutex_t mtx;
+    pthread_cond_t idle;                      /* a session lost its last reference */
+    struct service_space *spaces[SPACES_MAX]; /* lock: mtx; only appended to */
+    uint32_t n_spaces;                        /* lock: mtx */
+    struct kvd_list sessions;                 /* lock: mtx */
+    uint32_t n_sessions;    /* lock: mtx. Sessions that were opened and not freed */
+    uint64_t staging_bytes; /* lock: mtx */
+    uint64_t staging_cap;
+    uint64_t pinned_bytes; /* lock: mtx. By leases */
+    uint64_t pin_cap;      /* of all clients */
+    uint64_t pin_cap_client;
+    uint32_t n_leases; /* lock: mtx */
+
+    pthread_t keeper; /* housekeeping, see keeper.c */
+    bool keeper_runs;
+    pthread_cond_t keeper_wake;
+    bool stopping;                          /* lock: mtx */
+    atomic_int page_buffer[POOL_PAGES_MAX]; /* registered buffer of a pool page, or PAGE_… */
+    pthread_mutex_t forget_mtx;             /* a leaf: taken on RocksDB's threads */
+    bool forgetting; /* lock: forget_mtx. Whether the compaction filter may ask the tiers */
+};
+
+struct kvd_session {
+    uint32_t magic;
+    struct kvd_service *service;
+    struct kvd_list link; /* in service.sessions */
+    char program[64];
+    int32_t pid;
+    uint32_t uid;
+    uint32_t refs; /* lock: service.mtx. One of the door, one a job */
+    bool ended;    /* lock: service.mtx */
+    struct session_space
+        spaces[SESSION_SPACES_MAX]; /* owner: the door; rows are constant once made */
+    uint32_t n_spaces;
+    struct kvd_list leases; /* lock: service.mtx */
+    struct kvd_list puts;   /* lock: service.mtx */
+    uint32_t n_leases;
+    uint32_t n_puts;
+    uint64_t pinned_bytes; /* lock: service.mtx */
+};
+
+/* Last use and class of a block, as last seen. */
+struct use_seen {
+    uint32_t last_use_day;
+    uint16_t scenario;
+};
+
+/* Where one block of a lease is. */
+struct lease_block {
+    struct kvd_slot *slot;  /* pinned by the lease, or NULL */
+    struct kvd_place place; /* of the copy below, when it was looked up; segment 0 otherwise */
+    struct use_seen seen;
+    uint8_t tier; /* enum kvd_tier_id it was counted in */
+};
+
+/* A prompt as the service keeps it while a lease or a put lives. */
+struct kept_prompt {
+    struct service_space *space;
+    const struct kvd_scenario *scenario;
+    struct kvd_digest tenant;
+    char tenant_name[KVD_TENANT_NAME_MAX + 1];
+    struct kvd_key root;
+    uint16_t rank;
+    uint32_t n_blocks;
+    struct kvd_key *keys; /* n_blocks; keys[0] is the chain's first block */
+    uint32_t *tokens;     /* n_blocks * block_tokens */
+};
+
+struct lease {
+    struct kvd_list link; /* in session.leases */
+    uint64_t id;
+    struct kvd_session *session;
+    struct kept_prompt prompt;
+    struct lease_block *blocks; /* owner: the load under way, else service.mtx */
+    uint32_t counted_blocks;    /* hits that still stand in the counters: a failure lowers it */
+    uint64_t count_slot;
+    uint64_t deadline_ns; /* lock: service.mtx */
+    bool busy;            /* lock: service.mtx. A load is under way */
+    bool released;        /* lock: service.mtx. Free it when the load ends */
+};
+
+/* ---- spaces and sessions (session.c) ---- */
+
+/* lock: none. NULL for a handle that isn't there. */
+struct session_space *session_space_of(struct kvd_session *session, uint32_t handle);
+void session_ref_locked(struct kvd_session *session);
+void session_unref(struct kvd_session *session);
+
+/* ---- prompts (prompt.c) ---- */
+
+/* Checks a prompt and derives its keys for n_blocks blocks. */
+int prompt_keep(struct kvd_session *session, const struct kvd_prompt_ref *ref, uint32_t n_blocks,
+                struct kvd_diag *diag, struct kept_prompt *ret);
+void prompt_fini(struct kept_prompt *prompt);
+struct kvd_addr prompt_addr(const struct kept_prompt *prompt, uint32_t index);
+void prompt_index_id(const struct kept_prompt *prompt, uint32_t index, struct kvd_index_id *ret);
+void prompt_who(const struct kept_prompt *prompt, struct kvd_count_who *ret);
+struct kvd_record_expect prompt_expect(const struct kept_prompt *prompt, uint32_t index);
+
+/* ---- whether a stored block still counts (lookup.c) ---- */
+
+/* Entry of the index: usable now? If not, ret_reason says why. */
+bool entry_usable(struct kvd_service *service, const struct kvd_index_entry *entry,
+                  enum kvd_miss_reason *ret_reason);
+bool class_expired(struct kvd_service *service, uint16_t scenario, uint32_t last_use_day,
+                   uint32_t created_day);
+/* The longer of what a block has and what now uses it. */
+uint16_t class_longer(struct kvd_service *service, uint16_t had, const struct kvd_scenario *user);
+
+/* ---- leases (lease.c) ---- */
+
+/* Takes pins of `bytes` into the account of a lease's client, or says no (the limits). */
+bool lease_charge(struct lease *lease, uint64_t bytes);
+void lease_discharge(struct lease *lease, uint64_t bytes);
+void lease_set_slot(struct lease *lease, uint32_t index,
+                    struct kvd_slot *slot); /* charged already */
+void lease_drop_slot(struct lease *lease, uint32_t index);
+struct lease *lease_create(struct kvd_session *session, struct kept_prompt *prompt_taken,
+                           uint32_t n_blocks);
+void lease_publish(struct lease *lease); /* findable by id */
+struct lease *lease_find_locked(struct kvd_session *session, uint64_t id);
+void lease_destroy(struct lease *lease); /* unlinked already; not busy */
+/* Hits from block `from` on become failures in the counters; each is moved once. */
+void lease_count_failed(struct lease *lease, uint32_t from);
+void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns);
+void lease_end_session(struct kvd_session *session);
+
+/* ---- puts (store.c, writedown.c) ---- */
+bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr);
+void put_end_session(struct kvd_session *session);
+/* Queues a resident block to be written below dram, and takes a pin of its own for that. false: it
+ * was not queued. */
+bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot);
+
+/* ---- last use (touch.c) ---- */
+
+/* A block was used today under the prompt's scenario. seen is brought up to date.
+ * slot: pinned, or NULL where it isn't resident. */
+void touch_block(struct kvd_service *service, const struct kept_prompt *prompt, uint32_t index,
+                 struct use_seen *seen, struct kvd_slot *slot);
+
+/* ---- checking records (verify.c) ---- */
+
+/* Decodes the record at base and compares identity; checks the payload's sum too where sums is set.
+ */
+int record_verify(const uint8_t *base, uint64_t extent_bytes,
+                  const struct kvd_record_expect *expect, bool sums, uint32_t *token_buf,
+                  struct kvd_record *ret_rec, uint32_t *ret_header_bytes, struct kvd_diag *diag);
+/* A bad record: counted, alarmed in the log. */
+void record_bad(struct kvd_service *service, const char *where, const struct kvd_key *key,
+                const struct kvd_diag *diag);
+
+/* Buffer index of a pool page for the I/O engine, or -1. */
+int page_buffer(struct kvd_service *service, const struct kvd_slot *slot);
+
+/* ---- start-up (recover.c) ---- */
+int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag);
+
+/* ---- ghosts (service.c): a block that had no copy below is gone from dram; its entry explains the
+ * next miss ---- */
+void ghost_submit(struct kvd_service *service, const struct kvd_slot_meta *meta, uint8_t gone);
+
+#endif

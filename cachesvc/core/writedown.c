@@ -1,0 +1,89 @@
+/*
+ * Write-behind: a block that was published in dram is queued to the tier below. Order: the record
+ * durable, then its entry in the index, then the slot may be evicted without a trace. The slot
+ * stays pinned until then.
+ */
+#include <stdlib.h>
+
+#include "cachesvc/core/service_private.h"
+#include "proto/base/bytes.h"
+
+struct writedown {
+    struct kvd_store_request req;
+    struct kvd_service *service;
+    struct kvd_slot *slot;
+};
+
+static void writedown_end(struct writedown *w, bool on_nvme)
+{
+    if (on_nvme) {
+        kvd_pool_set_on_nvme(w->service->pool, w->slot, true);
+    } else {
+        atomic_fetch_add(&w->service->counts.write_failures, 1);
+    }
+    kvd_pool_unpin(w->service->pool, w->slot);
+    free(w);
+}
+
+static void writedown_indexed(int result, void *user)
+{
+    writedown_end(user, result == 0);
+}
+
+static void writedown_durable(struct kvd_store_request *req)
+{
+    struct writedown *w = req->user;
+    struct kvd_slot_meta meta;
+    kvd_pool_meta(w->service->pool, w->slot, &meta);
+    struct kvd_index_change change = {.kind = KVD_INDEX_PUT,
+                                      .id = {.group = meta.group,
+                                             .index = meta.index,
+                                             .key = meta.addr.key,
+                                             .rank = meta.addr.rank},
+                                      .entry = {.segment = req->place.segment,
+                                                .offset = req->place.offset,
+                                                .extent_bytes = req->place.extent_bytes,
+                                                .scenario = meta.scenario,
+                                                .last_use_day = meta.last_use_day,
+                                                .created_day = meta.created_day,
+                                                .put_id = meta.put_id}};
+    if (req->result || kvd_index_submit(w->service->index, &change, 1, writedown_indexed, w)) {
+        writedown_end(w, false);
+    }
+}
+
+bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot)
+{
+    struct writedown *w = calloc(1, sizeof(*w));
+    if (!w) {
+        return false;
+    }
+    const struct kvd_slot_meta *m = &slot->meta; /* its constant fields */
+    uint64_t extent = m->header_bytes + kvd_round_up(m->payload_bytes, KVD_ALIGN_BYTES);
+    struct kvd_slot_meta now;
+    kvd_pool_meta(service->pool, slot, &now);
+    w->service = service;
+    w->slot = slot;
+    w->req = (struct kvd_store_request){.extent = slot->base,
+                                        .extent_bytes = extent,
+                                        .buffer_index = page_buffer(service, slot),
+                                        .scenario = now.scenario,
+                                        .row = {.extent_bytes = (uint32_t)extent,
+                                                .n_blocks = 1,
+                                                .rank = m->addr.rank,
+                                                .put_id = m->put_id,
+                                                .index = m->index,
+                                                .group = m->group,
+                                                .first_key = m->addr.key},
+                                        .now_s = kvd_wall_now_s(&service->wall),
+                                        .done = writedown_durable,
+                                        .user = w};
+    kvd_pool_pin_again(service->pool, slot);
+    struct kvd_store_request *req = &w->req;
+    if (service->nvme->ops->store(service->nvme, &req, 1)) {
+        kvd_pool_unpin(service->pool, slot);
+        free(w);
+        return false;
+    }
+    return true;
+}
