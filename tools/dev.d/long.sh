@@ -1,0 +1,57 @@
+# shellcheck shell=bash
+# Suites that are too long for every change. One function a suite, one line in the table.
+
+# shellcheck source=tools/dev.d/test.sh
+source "$ROOT/tools/dev.d/test.sh"
+
+readonly LONG_SUITES='
+tsan    unit tests under ThreadSanitizer
+fuzz    every fuzz target for some seconds each (default 60), under the sanitizers
+'
+
+long_tsan() {
+    setup_configure build-tsan clang -Dbuildtype=debugoptimized -Db_ndebug=false -Db_sanitize=thread \
+        -Db_lundef=false
+    setup_build build-tsan
+    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+    test_run build-tsan --suite unit --timeout-multiplier 6
+    test_close "$TEST_COUNTS"
+}
+
+# A target keeps what it learnt in the cache folder, so that the next run starts from there.
+long_fuzz() {
+    local seconds=${1:-60} target name corpus passed=0 failed=0
+    setup_configure build-fuzz clang -Dbuildtype=debugoptimized -Db_ndebug=false -Db_lundef=false -Dfuzz=true
+    setup_build build-fuzz
+    for target in "$ROOT"/build-fuzz/tests/fuzz/fuzz_*; do
+        [[ -f $target && -x $target ]] || continue
+        name=$(basename "$target")
+        corpus=$(cache_dir)/corpus/$name
+        mkdir -p "$corpus" "$ROOT/build-fuzz/found"
+        say "fuzz: $name for $seconds s"
+        if quietly "$ROOT/build-fuzz/$name.log" "$target" -max_total_time="$seconds" -rss_limit_mb=2048 \
+            -artifact_prefix="$ROOT/build-fuzz/found/$name-" "$corpus"; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+        fi
+    done
+    test_close "$passed $failed 0"
+}
+
+dev_long() {
+    local suite=${1:-}
+    if [[ -z $suite ]]; then
+        printf 'usage: tools/dev long SUITE\n%s' "$LONG_SUITES"
+        return
+    fi
+    if ! grep -q "^$suite " <<<"$LONG_SUITES"; then
+        die "there is no long suite '$suite'; tools/dev long lists them"
+    fi
+    if [[ -n ${2:-} && ! $2 =~ ^[1-9][0-9]{0,5}$ ]]; then
+        die "'$2' is not a number of seconds"
+    fi
+    setup_packages build check
+    setup_model
+    "long_$suite" "${@:2}"
+}
