@@ -13,6 +13,7 @@
 #include "cachesvc/tier/pool.h"
 #include "kvd_test.h"
 #include "proto/base/bytes.h"
+#include "proto/base/clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define HEADER_BYTES 4096u

@@ -225,7 +225,7 @@ static void test_remove_pinned(void **state)
     (void)state;
     struct fixture f;
     struct kvd_slot *slot;
-    struct kvd_slot *other;
+    struct kvd_slot *other = NULL;
     struct kvd_pool_stat st;
     fixture_begin(&f, 16 * MIB);
     fixture_open(&f);

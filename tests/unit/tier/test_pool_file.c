@@ -1,0 +1,538 @@
+/* The pool's file: found again, damaged, foreign, locked, on a full file system. */
+#include "pool_fixture.h"
+
+#include <grp.h>
+#include <signal.h>
+#include <sys/mount.h>
+
+#include "cachesvc/tier/pool_internal.h"
+
+static ino_t inode_of(const struct fixture *f)
+{
+    struct stat st;
+    assert_int_equal(stat(f->path, &st), 0);
+    return st.st_ino;
+}
+
+static uint64_t blocks_of(struct fixture *f)
+{
+    struct kvd_pool_stat st;
+    kvd_pool_stat(f->pool, &st);
+    return st.blocks;
+}
+
+static void put_many(struct fixture *f, uint32_t from, uint32_t to, uint32_t payload)
+{
+    for (uint32_t n = from; n < to; n++) {
+        assert_int_equal(block_put_unpinned(f->pool, n, payload), 0);
+    }
+}
+
+/* ---- warm start ---- */
+
+static void check_meta(struct fixture *f, uint32_t n, uint32_t payload)
+{
+    struct kvd_slot *slot = block_pin(f->pool, n);
+    assert_non_null(slot);
+    const struct kvd_slot_meta want = meta_of(n, payload);
+    assert_memory_equal(&slot->meta.addr, &want.addr, sizeof(want.addr));
+    assert_memory_equal(&slot->meta.group, &want.group, sizeof(want.group));
+    assert_int_equal(slot->meta.index, want.index);
+    assert_int_equal(slot->meta.scenario, want.scenario);
+    assert_int_equal(slot->meta.last_use_day, want.last_use_day);
+    assert_int_equal(slot->meta.created_day, want.created_day);
+    assert_int_equal(slot->meta.put_id, want.put_id);
+    assert_int_equal(slot->meta.header_bytes, want.header_bytes);
+    assert_int_equal(slot->meta.payload_bytes, want.payload_bytes);
+    assert_true(bytes_right(slot->base, HEADER_BYTES + payload, n));
+    kvd_pool_unpin(f->pool, slot);
+}
+
+static void test_warm_restart(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct kvd_pool_stat before;
+    struct kvd_pool_stat st;
+    fixture_begin(&f, 64 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 100, 60000);
+    put_many(&f, 100, 110, 1500000);
+    struct kvd_slot *slot = block_pin(f.pool, 7);
+    const uint32_t generation = slot->generation;
+    kvd_pool_set_on_nvme(f.pool, slot, true);
+    kvd_pool_unpin(f.pool, slot);
+    slot = block_pin(f.pool, 8);
+    kvd_pool_remove(f.pool, slot);
+    kvd_pool_unpin(f.pool, slot);
+    kvd_pool_stat(f.pool, &before);
+    const ino_t inode = inode_of(&f);
+    kvd_pool_close(&f.pool);
+
+    fixture_open(&f);
+    assert_int_equal(inode_of(&f), inode);
+    kvd_pool_stat(f.pool, &st);
+    assert_int_equal(st.blocks, 109);
+    assert_int_equal(st.warm_blocks, 109);
+    assert_int_equal(st.used_bytes, before.used_bytes);
+    assert_int_equal(st.page_bytes, before.page_bytes);
+    assert_int_equal(st.pinned_bytes, 0);
+    for (uint32_t n = 0; n < 110; n++) {
+        if (n != 8) {
+            check_meta(&f, n, n < 100 ? 60000 : 1500000);
+        }
+    }
+    assert_false(block_there(f.pool, 8)); /* what was removed stays so */
+    slot = block_pin(f.pool, 7);
+    assert_true(slot->meta.on_nvme);
+    assert_int_equal(slot->generation, generation);
+    assert_false(slot->verified);
+    kvd_pool_set_verified(f.pool, slot);
+    assert_true(slot->verified);
+    kvd_pool_unpin(f.pool, slot);
+    assert_int_equal(block_put(f.pool, 8, 60000, &slot), 0);
+    assert_true(slot->verified);
+    kvd_pool_unpin(f.pool, slot);
+    fixture_end(&f);
+}
+
+/* After a restart what was used long ago goes first, as before. */
+static void test_warm_restart_keeps_order(void **state)
+{
+    (void)state;
+    struct fixture f;
+    uint32_t n = 0;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    while (f.evicted == 0) {
+        put_many(&f, n, n + 1, 100000);
+        n++;
+    }
+    for (uint32_t i = n - 1; i >= 10; i--) { /* now 10 is the youngest, but for 1 to 9 */
+        struct kvd_slot *slot = block_pin(f.pool, i);
+        kvd_pool_touch(f.pool, slot, 0, 100);
+        kvd_pool_unpin(f.pool, slot);
+    }
+    kvd_pool_close(&f.pool);
+    fixture_open(&f);
+    f.evicted = 0;
+    f.evicted_index_sum = 0;
+    put_many(&f, 5000, 5009, 100000);
+    assert_int_equal(f.evicted, 9);
+    assert_int_equal(f.evicted_index_sum, 45); /* 1 to 9 */
+    put_many(&f, 5009, 5010, 100000);
+    assert_int_equal(f.evicted_index_sum, 45 + n - 1);
+    fixture_end(&f);
+}
+
+/* A process that dies in the middle: what was READY is there, what was FILLING is not, and the slot
+ * that was FILLING comes under a generation that was never given. */
+static void test_killed_while_filling(void **state)
+{
+    (void)state;
+    struct fixture f;
+    int pipe_fd[2];
+    fixture_begin(&f, 16 * MIB);
+    assert_int_equal(pipe(pipe_fd), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        struct kvd_slot *slot;
+        struct kvd_slot *pinned;
+        if (kvd_pool_open(&f.options, &f.diag, &f.pool) != 0 ||
+            block_put(f.pool, 1, 60000, &pinned) != 0 ||
+            block_put_unpinned(f.pool, 2, 60000) != 0 ||
+            kvd_pool_alloc(f.pool, 64096, 0, &slot) != 0) {
+            _exit(1);
+        }
+        memset(slot->base, 0xee, 64096);
+        (void)!write(pipe_fd[1], &slot->generation, sizeof(slot->generation));
+        (void)kill(getpid(), SIGKILL);
+    }
+    int status;
+    uint32_t generation;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_int_equal(read(pipe_fd[0], &generation, sizeof(generation)), sizeof(generation));
+    (void)close(pipe_fd[0]);
+    (void)close(pipe_fd[1]);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), 2);
+    check_meta(&f, 1, 60000);
+    check_meta(&f, 2, 60000);
+    struct kvd_slot *slot;
+    assert_int_equal(kvd_pool_alloc(f.pool, 64096, 0, &slot), 0);
+    assert_true(slot->generation > generation);
+    kvd_pool_cancel(f.pool, slot);
+    fixture_end(&f);
+}
+
+/* ---- damage ---- */
+
+static void file_write(const struct fixture *f, uint64_t at, const void *bytes, size_t n)
+{
+    const int fd = open(f->path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, bytes, n, (off_t)at), n);
+    (void)close(fd);
+}
+
+static void file_flip(const struct fixture *f, uint64_t at)
+{
+    uint8_t byte;
+    const int fd = open(f->path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+    (void)close(fd);
+    byte ^= 0x55;
+    file_write(f, at, &byte, 1);
+}
+
+/* Where the parts lie in the file of a pool with this cap. */
+static uint64_t page_at(uint64_t cap, uint32_t page)
+{
+    struct pool_layout l;
+    pool_layout_init(&l, cap);
+    return pool_layout_page_offset(&l, page);
+}
+
+static uint64_t slot_header_at(uint64_t cap, uint32_t page, uint32_t slot)
+{
+    struct pool_layout l;
+    pool_layout_init(&l, cap);
+    return pool_layout_page_offset(&l, page) + POOL_GENERATIONS_OFFSET + 4ull * l.max_slots +
+           sizeof(struct pool_slot_header) * slot;
+}
+
+static void test_damaged_slot_header(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 10, 60000);
+    kvd_pool_close(&f.pool);
+    for (uint32_t i = 0; i < sizeof(struct pool_slot_header); i++) {
+        const uint64_t at = slot_header_at(f.options.cap_bytes, 0, 3) + i;
+        file_flip(&f, at);
+        fixture_open(&f);
+        assert_int_equal(blocks_of(&f), 9);
+        assert_false(block_there(f.pool, 3));
+        assert_true(block_there(f.pool, 2) && block_there(f.pool, 4));
+        /* the slot is free again: the next block takes it, and the rest is whole */
+        put_many(&f, 3, 4, 60000);
+        for (uint32_t n = 0; n < 10; n++) {
+            check_meta(&f, n, 60000);
+        }
+        kvd_pool_close(&f.pool);
+    }
+    fixture_open(&f);
+    fixture_end(&f);
+}
+
+/* Headers with good sums that say what cannot be. */
+static void test_lying_slot_header(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
+    struct pool_slot *inside = (struct pool_slot *)(void *)block_pin(f.pool, 1);
+    static const struct {
+        uint32_t header_bytes;
+        uint32_t payload_bytes;
+    } lies[] = {{0, 100}, {4097, 100}, {4096, 1u << 31}, {UINT32_MAX & ~4095u, UINT32_MAX}};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        inside->pub.meta.header_bytes = lies[i].header_bytes;
+        inside->pub.meta.payload_bytes = lies[i].payload_bytes;
+        pool_file_slot_meta(f.pool, inside);
+        assert_false(pool_file_slot_read(f.pool, inside));
+    }
+    inside->pub.meta.header_bytes = HEADER_BYTES;
+    inside->pub.meta.payload_bytes = 60000;
+    kvd_pool_unpin(f.pool, &inside->pub);
+    fixture_end(&f);
+}
+
+static void test_damaged_page_header(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    struct pool_layout l;
+    pool_layout_init(&l, f.options.cap_bytes);
+    const uint32_t in_page = l.shape[pool_layout_class(&l, 64096)].slots;
+    put_many(&f, 0, 2 * in_page, 60000);
+    kvd_pool_close(&f.pool);
+    for (uint32_t i = 0; i < sizeof(struct pool_page_header); i++) {
+        file_flip(&f, page_at(f.options.cap_bytes, 0) + i);
+        fixture_open(&f);
+        assert_int_equal(blocks_of(&f), in_page);
+        assert_false(block_there(f.pool, 0));
+        put_many(&f, 0, in_page, 60000); /* it is a page like others again */
+        for (uint32_t n = 0; n < 2 * in_page; n++) {
+            check_meta(&f, n, 60000);
+        }
+        kvd_pool_close(&f.pool);
+    }
+    fixture_open(&f);
+    fixture_end(&f);
+}
+
+static void test_damaged_file_header(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    for (uint32_t i = 0; i < sizeof(struct pool_file_header); i += 5) {
+        fixture_open(&f);
+        put_many(&f, 0, 3, 60000);
+        kvd_pool_close(&f.pool);
+        file_flip(&f, i);
+        fixture_open(&f);
+        assert_int_equal(blocks_of(&f), 0);
+        kvd_pool_close(&f.pool);
+    }
+    /* cut short, and empty */
+    assert_int_equal(truncate(f.path, 5 << 20), 0);
+    fixture_open(&f);
+    kvd_pool_close(&f.pool);
+    assert_int_equal(truncate(f.path, 0), 0);
+    fixture_open(&f);
+    fixture_end(&f);
+}
+
+/* One address in two slots, both whole: one stays. */
+static void test_duplicate_address(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
+    struct pool_slot *inside = (struct pool_slot *)(void *)block_pin(f.pool, 1);
+    const struct kvd_slot_meta was = inside->pub.meta;
+    inside->pub.meta.addr = addr_of(2);
+    pool_file_slot_meta(f.pool, inside);
+    inside->pub.meta = was;
+    kvd_pool_unpin(f.pool, &inside->pub);
+    kvd_pool_close(&f.pool);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), 2);
+    struct kvd_slot *slot = block_pin(f.pool, 2);
+    kvd_pool_remove(f.pool, slot);
+    kvd_pool_unpin(f.pool, slot);
+    assert_false(block_there(f.pool, 2));
+    kvd_pool_close(&f.pool);
+    fixture_open(&f); /* the other one doesn't come back either */
+    assert_int_equal(blocks_of(&f), 1);
+    fixture_end(&f);
+}
+
+/* ---- files that are not this pool's ---- */
+
+static void replaced(struct fixture *f)
+{
+    const ino_t inode = inode_of(f);
+    fixture_open(f);
+    const void *old_map = mmap(NULL, kvd_pool_map_bytes(f->pool), PROT_READ, MAP_SHARED,
+                               kvd_pool_fd_readonly(f->pool), 0);
+    assert_ptr_not_equal(old_map, MAP_FAILED);
+    assert_int_not_equal(inode_of(f), inode);
+    assert_int_equal(blocks_of(f), 0);
+    put_many(f, 0, 3, 60000);
+    kvd_pool_close(&f->pool);
+    (void)munmap((void *)(uintptr_t)old_map, 1);
+}
+
+static void test_replaced(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
+    /* a client's mapping of the old file stays as it is */
+    struct kvd_slot *slot = block_pin(f.pool, 1);
+    const uint64_t at = slot->file_offset;
+    const uint64_t bytes = kvd_pool_map_bytes(f.pool);
+    kvd_pool_unpin(f.pool, slot);
+    const uint8_t *client =
+        mmap(NULL, bytes, PROT_READ, MAP_SHARED, kvd_pool_fd_readonly(f.pool), 0);
+    kvd_pool_close(&f.pool);
+
+    f.options.store.b[0]++;
+    replaced(&f);
+    f.options.cap_bytes += 8 * 4096;
+    replaced(&f);
+    f.options.drop = true;
+    replaced(&f);
+    f.options.drop = false;
+    assert_int_equal(chmod(f.path, 0640), 0);
+    replaced(&f);
+    assert_true(bytes_right(client + at, 64096, 1));
+    (void)munmap((void *)(uintptr_t)client, bytes);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), 3);
+    fixture_end(&f);
+}
+
+static void refused(struct fixture *f, int err, const char *words)
+{
+    f->diag.text[0] = 0;
+    assert_int_equal(kvd_pool_open(&f->options, &f->diag, &f->pool), err);
+    assert_null(f->pool);
+    if (!strstr(f->diag.text, words)) {
+        fail_msg("message \"%s\" lacks \"%s\"", f->diag.text, words);
+    }
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char other[192];
+    fixture_begin(&f, 15 * MIB);
+    refused(&f, -KVD_E_CONFIG, "cap");
+    f.options.cap_bytes = UINT64_MAX;
+    refused(&f, -KVD_E_CONFIG, "cap");
+    f.options.cap_bytes = 16 * MIB;
+    (void)snprintf(other, sizeof(other), "%s/no/pool", f.folder);
+    f.options.path = other;
+    refused(&f, -ENOENT, other);
+    f.options.path = f.path;
+    /* a link to a file that is none of ours must not be followed, nor removed */
+    assert_int_equal(symlink("/etc/passwd", f.path), 0);
+    refused(&f, -ELOOP, "symbolic link");
+    assert_int_equal(unlink(f.path), 0);
+    assert_int_equal(mkdir(f.path, 0700), 0);
+    refused(&f, -EISDIR, f.path);
+    assert_int_equal(rmdir(f.path), 0);
+    assert_int_equal(mkfifo(f.path, 0600), 0);
+    refused(&f, -KVD_E_CONFIG, "not a file");
+    assert_int_equal(unlink(f.path), 0);
+    fixture_open(&f);
+    assert_int_equal(rmdir(f.folder), -1);
+    fixture_end(&f);
+}
+
+/* Two daemons on one file: the second must neither use nor replace it. */
+static void test_second_opener_refused(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
+    struct fixture second = f;
+    second.pool = NULL;
+    second.options.drop = true;
+    refused(&second, -KVD_E_IN_USE, "another process");
+    assert_int_equal(blocks_of(&f), 3);
+    kvd_pool_close(&f.pool);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), 3);
+    fixture_end(&f);
+}
+
+/* ---- rights ---- */
+
+/* In a child that became nobody: 0 when the file can't be got for writing by any way. */
+static int try_writing(int fd, const char *path)
+{
+    char proc[64];
+    (void)snprintf(proc, sizeof(proc), "/proc/self/fd/%d", fd);
+    if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0) {
+        return 2;
+    }
+    const uint8_t byte = 1;
+    const bool got = open(proc, O_RDWR | O_CLOEXEC) >= 0 || open(path, O_RDWR | O_CLOEXEC) >= 0 ||
+                     open(path, O_RDONLY | O_CLOEXEC) >= 0 || pwrite(fd, &byte, 1, 0) >= 0 ||
+                     mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED ||
+                     mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED;
+    return got ? 1 : 0;
+}
+
+static void test_other_user_cannot_write(void **state)
+{
+    (void)state;
+    if (geteuid() != 0) {
+        KVD_SKIP("root", "needs root to become another user");
+    }
+    struct fixture f;
+    struct stat st;
+    int status;
+    fixture_begin(&f, 16 * MIB);
+    assert_int_equal(chmod(f.folder, 0755), 0);
+    fixture_open(&f);
+    assert_int_equal(stat(f.path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(fcntl(kvd_pool_fd_readonly(f.pool), F_GETFL) & O_ACCMODE, O_RDONLY);
+    assert_true(fcntl(kvd_pool_fd_readonly(f.pool), F_GETFD) & FD_CLOEXEC);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        _exit(try_writing(kvd_pool_fd_readonly(f.pool), f.path));
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    fixture_end(&f);
+}
+
+/* ---- a file system with less room than the cap ---- */
+
+static void test_full_file_system(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct kvd_pool_stat st;
+    struct kvd_slot *slot = NULL;
+    fixture_begin(&f, 32 * MIB);
+    if (geteuid() != 0 || mount("kvd", f.folder, "tmpfs", 0, "size=10m") != 0) {
+        (void)rmdir(f.folder);
+        KVD_SKIP("root", "needs the right to mount a tmpfs");
+    }
+    int pipe_fd[2];
+    struct kvd_log log;
+    char text[4096];
+    assert_int_equal(pipe(pipe_fd), 0);
+    kvd_log_init(&log, pipe_fd[1], "test", KVD_LOG_INFO);
+    f.options.log = &log;
+    fixture_open(&f);
+    for (uint32_t n = 0; n < 600; n++) { /* 36 MB through room for two pages of 4 MiB */
+        assert_int_equal(block_put_unpinned(f.pool, n, 60000), 0);
+        slot = block_pin(f.pool, n);
+        assert_true(bytes_right(slot->base, 64096, n));
+        kvd_pool_unpin(f.pool, slot);
+    }
+    kvd_pool_stat(f.pool, &st);
+    assert_true(st.page_bytes <= 10 * MIB && st.used_bytes > 7 * MIB);
+    assert_int_equal(st.evicted_blocks + st.blocks, 600);
+    const ssize_t n = read(pipe_fd[0], text, sizeof(text) - 1);
+    assert_true(n > 0);
+    text[n] = 0;
+    assert_non_null(strstr(text, "cannot grow"));
+    assert_ptr_equal(strchr(text, '\n'), text + n - 1); /* said once */
+    kvd_pool_close(&f.pool);
+    (void)close(pipe_fd[0]);
+    (void)close(pipe_fd[1]);
+    assert_int_equal(umount(f.folder), 0);
+    assert_int_equal(rmdir(f.folder), 0);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_warm_restart),
+    cmocka_unit_test(test_warm_restart_keeps_order),
+    cmocka_unit_test(test_killed_while_filling),
+    cmocka_unit_test(test_damaged_slot_header),
+    cmocka_unit_test(test_lying_slot_header),
+    cmocka_unit_test(test_damaged_page_header),
+    cmocka_unit_test(test_damaged_file_header),
+    cmocka_unit_test(test_duplicate_address),
+    cmocka_unit_test(test_replaced),
+    cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_second_opener_refused),
+    cmocka_unit_test(test_other_user_cannot_write),
+    cmocka_unit_test(test_full_file_system),
+};
+KVD_TEST_MAIN(tests)
