@@ -156,10 +156,9 @@ static bool page_grow(struct kvd_pool *pool, struct pool_page *page)
 static struct pool_page *page_unused(struct kvd_pool *pool, bool *ret_again)
 {
     *ret_again = false;
-    struct pool_page *page = kvd_list_empty(&pool->fresh)
-                                 ? NULL
-                                 : KVD_CONTAINER_OF(pool->fresh.next, struct pool_page, by_use);
-    if (page && page->allocated) {
+    const bool any = !kvd_list_empty(&pool->fresh);
+    struct pool_page *page = KVD_CONTAINER_OF(pool->fresh.next, struct pool_page, by_use);
+    if (any && page->allocated) {
         return page;
     }
     if (!kvd_list_empty(&pool->empty)) {
@@ -172,7 +171,7 @@ static struct pool_page *page_unused(struct kvd_pool *pool, bool *ret_again)
         *ret_again = !pool->growing;
         return NULL;
     }
-    if (page && kvd_mono_ns() >= pool->grow_again_ns) {
+    if (any && kvd_mono_ns() >= pool->grow_again_ns) {
         *ret_again = page_grow(pool, page);
     }
     return NULL;

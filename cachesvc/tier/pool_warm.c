@@ -36,6 +36,11 @@ static int found_add(struct found_list *list, struct pool_slot *slot)
     return 0;
 }
 
+static void found_fini(struct found_list *list)
+{
+    free(list->at);
+}
+
 static int found_compare(const void *a, const void *b)
 {
     const uint64_t x = ((const struct found *)a)->tick;
@@ -123,8 +128,7 @@ static int pages_read(struct kvd_pool *pool, const int *classes, uint32_t used,
 int pool_warm_start(struct kvd_pool *pool)
 {
     KVD_AUTOFREE int *classes = calloc(pool->layout.pages, sizeof(*classes));
-    KVD_AUTOFREE struct found *hold = NULL;
-    struct found_list list = {0};
+    KVD_CLEANUP(found_fini) struct found_list list = {0};
     uint32_t used = 0;
     uint32_t damaged = 0;
     if (!classes) {
@@ -140,7 +144,6 @@ int pool_warm_start(struct kvd_pool *pool)
                      damaged);
     }
     const int err = pages_read(pool, classes, used, &list);
-    hold = list.at;
     if (err) {
         return err;
     }

@@ -55,7 +55,7 @@ static void test_layout_common_record(void **state)
 static unsigned fill(struct fixture *f, const uint32_t *sizes, unsigned n_sizes)
 {
     uint64_t put = 0;
-    struct kvd_pool_stat st;
+    struct kvd_pool_stat st = {0};
     for (uint32_t n = 0; put < 3 * f->options.cap_bytes; n++) {
         const uint32_t payload = sizes[n % n_sizes] - HEADER_BYTES;
         assert_int_equal(block_put_unpinned(f->pool, n, payload), 0);
@@ -224,7 +224,7 @@ static void test_remove_pinned(void **state)
 {
     (void)state;
     struct fixture f;
-    struct kvd_slot *slot;
+    struct kvd_slot *slot = NULL;
     struct kvd_slot *other = NULL;
     struct kvd_pool_stat st;
     fixture_begin(&f, 16 * MIB);

@@ -193,6 +193,7 @@ static void test_readers_without_pins(void **state)
         struct kvd_slot *slot = NULL;
         const uint32_t phase = n / 512 % 2; /* all of one size, then all of the other */
         assert_int_equal(block_put(f.pool, n, phase ? 400000 : 100000, &slot), 0);
+        assert_non_null(slot);
         if (n % 64 == 0) {
             announce(s, slot);
         }
