@@ -1,0 +1,70 @@
+/*
+ * For tests of the service: a real store in a temporary folder, opened and closed at will, and a
+ * client that puts, matches and loads through the service's own interface, comparing every byte.
+ * Payloads are made from the tokens they stand for, so that a wrong block can't look right.
+ */
+#ifndef TESTS_UNIT_CORE_SERVICE_RIG_H
+#define TESTS_UNIT_CORE_SERVICE_RIG_H
+
+#include "cachesvc/config/config.h"
+#include "cachesvc/core/service.h"
+
+enum { RIG_BLOCK_TOKENS = 16, RIG_LAYERS = 2, RIG_HEADS = 2, RIG_DIM = 128, RIG_BLOCKS_MAX = 512 };
+
+struct rig {
+    char folder[256];
+    struct kvd_config config;
+    struct kvd_service *service;
+    struct kvd_session *session;
+    struct kvd_space_opened space;
+    uint8_t *staging;
+    const uint8_t *pool;
+    uint64_t pool_bytes;
+    struct kvd_wire_block results[RIG_BLOCKS_MAX];
+    struct kvd_match_out match;
+};
+
+void rig_init(struct rig *rig, const char *dram_cap, const char *nvme_cap);
+void rig_fini(struct rig *rig); /* closes, removes the folder */
+
+void rig_open(struct rig *rig, bool drop_dram); /* service, and a client with the usual space */
+void rig_close(struct rig *rig);
+void rig_connect(struct rig *rig,
+                 uint8_t weights); /* another client in the place of the one there was */
+void rig_disconnect(struct rig *rig);
+
+struct kvd_space_desc rig_space(uint8_t weights);
+uint64_t rig_block_bytes(void);
+
+/* n tokens drawn from a seed. */
+void rig_tokens(uint32_t seed, uint32_t n, uint32_t *ret);
+
+/* Puts blocks [0, n) of a prompt; returns how many were committed or stored already. */
+uint32_t rig_put(struct rig *rig, const char *tenant, const char *scenario, const uint32_t *tokens,
+                 uint32_t n);
+
+/* Matches; returns the hit blocks, with rig->match and rig->results filled in. */
+uint32_t rig_match(struct rig *rig, const char *tenant, const char *scenario,
+                   const uint32_t *tokens, uint32_t n_tokens);
+
+/* Loads all that the last match found, piece by piece, compares every byte, releases. Returns the
+ * good blocks. */
+uint32_t rig_load(struct rig *rig, const uint32_t *tokens);
+
+/* Match and load. */
+uint32_t rig_hit(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t n_tokens);
+
+/* Waits until all that was put is written below dram and indexed. */
+void rig_settle(struct rig *rig);
+
+/* A number out of a report, by a path such as "tiers.1.used_bytes" or
+ * "rows.0.missed.evicted.tokens". */
+uint64_t rig_number(struct rig *rig, const char *what, const char *by, const char *path);
+
+/* Sum of hits and misses of the first row in tokens less asked: 0 always. */
+void rig_assert_adds_up(struct rig *rig);
+
+/* The clock that the next open starts from is at least so many seconds ahead of now. */
+void rig_move_clock(struct rig *rig, uint64_t seconds);
+
+#endif

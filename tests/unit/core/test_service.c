@@ -1,0 +1,516 @@
+/* The service over a real store: RocksDB, segments on a real file system, a pool file. No sockets.
+ */
+#include "kvd_test.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/base/clock.h"
+#include "service_rig.h"
+
+enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5 };
+
+static void put_match_load(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(1, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), 0);
+    assert_int_equal(rig.match.lease, 0);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    assert_int_equal(rig.results[0].tier, KVD_TIER_DRAM);
+    /* the last token is always left to compute: a prompt of exactly N blocks asks for N - 1 */
+    assert_int_equal(rig_hit(&rig, "", tokens, N * RIG_BLOCK_TOKENS), N - 1);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N); /* all stored already */
+    assert_int_equal(rig_number(&rig, "status", "", "puts.committed_blocks"), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void below_after_restart(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(2, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_close(&rig);
+    rig_open(&rig, true);
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N);
+    assert_int_equal(rig.results[0].tier, KVD_TIER_NVME);
+    assert_int_equal(rig_load(&rig, tokens), N);
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N); /* promoted by the read */
+    assert_int_equal(rig.results[N - 1].tier, KVD_TIER_DRAM);
+    assert_int_equal(rig_load(&rig, tokens), N);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.nvme.blocks"), N);
+    rig_close(&rig);
+    rig_open(&rig, true); /* counters survive */
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.nvme.blocks"), N);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.dram.blocks"), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void dram_survives_a_restart(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(3, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_close(&rig);
+    rig_open(&rig, false);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.warm_blocks"), N);
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N);
+    assert_int_equal(rig.results[0].tier, KVD_TIER_DRAM);
+    assert_int_equal(rig_load(&rig, tokens), N);
+    rig_fini(&rig);
+}
+
+/* ---- damage ---- */
+
+static char damaged_path[512];
+
+static int find_segment(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)flag;
+    (void)ftw;
+    if (S_ISREG(st->st_mode) && strstr(path, ".seg")) {
+        (void)snprintf(damaged_path, sizeof(damaged_path), "%s", path);
+    }
+    return 0;
+}
+
+/* Flips one byte of the file at an offset. */
+static void flip(const char *path, off_t at)
+{
+    uint8_t b;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &b, 1, at), 1);
+    b ^= 1;
+    assert_int_equal(pwrite(fd, &b, 1, at), 1);
+    assert_int_equal(fsync(fd), 0);
+    (void)close(fd);
+}
+
+static void flip_in_segment(const struct rig *rig, uint32_t record, uint64_t offset_in_record)
+{
+    uint64_t extent = 4096 + rig_block_bytes();
+    damaged_path[0] = 0;
+    assert_int_equal(nftw(rig->folder, find_segment, 16, FTW_PHYS), 0);
+    assert_true(damaged_path[0]);
+    flip(damaged_path, (off_t)(4096 + record * extent + offset_in_record));
+}
+
+static void r_flipped_byte_in_a_segment(void **state)
+{
+    (void)state;
+    const uint64_t places[] = {4096, 4096 + 777, 200, 16}; /* payload, header's fields */
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        struct rig rig;
+        uint32_t tokens[TOKENS];
+        rig_tokens(4, TOKENS, tokens);
+        rig_init(&rig, "64MiB", "64MiB");
+        rig_open(&rig, false);
+        assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+        rig_close(&rig);
+        flip_in_segment(&rig, 5, places[i]);
+        rig_open(&rig, true);
+        assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N);
+        assert_int_equal(rig_load(&rig, tokens), 5);
+        assert_int_equal(rig_number(&rig, "status", "", "corrupt"), 1);
+        assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.nvme.blocks"), 5);
+        assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.failed.blocks"), N - 5);
+        rig_assert_adds_up(&rig);
+        rig_settle(&rig);
+        assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS),
+                         5); /* nobody looks there again */
+        assert_int_equal(rig_load(&rig, tokens), 5);
+        assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N); /* and it can be stored anew */
+        assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+        rig_fini(&rig);
+    }
+}
+
+static void r_flipped_byte_in_a_warm_pool(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(5, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N);
+    rig_close(&rig);
+    /* every 1,000th byte of the pool file: some lie in headers of slots, most in payloads */
+    char path[300];
+    struct stat st;
+    (void)snprintf(path, sizeof(path), "%s/pool", rig.folder);
+    assert_int_equal(stat(path, &st), 0);
+    for (off_t at = 8192; at < 64 * 4096; at += 1000) {
+        flip(path, at);
+    }
+    rig_open(&rig, false);
+    /* whatever is served is right: rig_load compares every byte. All is served: nvme has good
+     * copies */
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void r_segment_deleted_behind_the_back(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(6, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_close(&rig);
+    assert_int_equal(nftw(rig.folder, find_segment, 16, FTW_PHYS), 0);
+    assert_int_equal(unlink(damaged_path), 0);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 0);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st;
+    (void)flag;
+    (void)ftw;
+    return remove(path);
+}
+
+static void r_lost_index_is_rebuilt(void **state)
+{
+    (void)state;
+    struct rig rig;
+    char index[300];
+    uint32_t tokens[TOKENS];
+    rig_tokens(7, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_close(&rig);
+    (void)snprintf(index, sizeof(index), "%s/index", rig.folder);
+    assert_int_equal(nftw(index, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    uint64_t used = rig_number(&rig, "status", "", "tiers.1.used_bytes");
+    rig_close(&rig);
+    rig_open(&rig, true); /* twice changes nothing */
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.1.used_bytes"), used);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.1.blocks"), N);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_fini(&rig);
+}
+
+/* ---- why not ---- */
+
+static void reasons(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    uint32_t other[TOKENS];
+    rig_tokens(8, TOKENS, tokens);
+    memcpy(other, tokens, sizeof(tokens));
+    other[3 * RIG_BLOCK_TOKENS + 1] ^= 1;
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.never_seen.blocks"), N);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.short.tokens"), 5);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_settle(&rig);
+    assert_int_equal(rig_hit(&rig, "", other, TOKENS), 3);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.diverged.blocks"), N - 3);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.other_owner.blocks"), N);
+    rig_connect(&rig, 2); /* other weights under the same name */
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.other_owner.blocks"), 2 * N);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.never_seen.blocks"), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void retention(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t chat[TOKENS];
+    uint32_t agent[TOKENS];
+    rig_tokens(9, TOKENS, chat);
+    rig_tokens(10, TOKENS, agent);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", chat, N), N);
+    assert_int_equal(rig_put(&rig, "", "agent", agent, N), N);
+    rig_close(&rig);
+    rig_move_clock(&rig, 5 * 86400); /* more than 3 days and a day, less than 7 */
+    rig_open(&rig, true);
+    assert_int_equal(rig_match(&rig, "", "agent", agent, TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.expired.blocks"), N);
+    assert_int_equal(rig_hit(&rig, "", chat, TOKENS), N); /* which is a use: 7 days from here */
+    rig_close(&rig);
+    rig_move_clock(&rig, 10 * 86400);
+    rig_open(&rig, false);
+    assert_int_equal(rig_match(&rig, "", "agent", agent, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "", chat, TOKENS), N);
+    rig_close(&rig);
+    rig_move_clock(&rig, 19 * 86400);
+    rig_open(&rig, false); /* warm, and expired in dram too */
+    assert_int_equal(rig_hit(&rig, "", chat, TOKENS), 0);
+    assert_int_equal(rig_put(&rig, "", "chat", chat, N), N);
+    assert_int_equal(rig_hit(&rig, "", chat, TOKENS), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void touch_by_the_longer_class(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    uint32_t tokens[TOKENS];
+    rig_tokens(11, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "agent", tokens, N), N);
+    rig_settle(&rig);
+    struct kvd_prompt_ref ref = {
+        .space_handle = rig.space.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
+    assert_int_equal(kvd_service_touch(rig.session, &ref, N, &diag), 0);
+    rig_close(&rig);
+    rig_move_clock(&rig, 6 * 86400);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_fini(&rig);
+}
+
+/* ---- caps and limits ---- */
+
+static void caps_hold_and_say_evicted(void **state)
+{
+    (void)state;
+    struct rig rig;
+    static uint32_t tokens[128][TOKENS];
+    rig_init(&rig, "16MiB", "16MiB");
+    rig_open(&rig, false);
+    for (uint32_t i = 0; i < 128;
+         i++) { /* 128 * 12 * 36 KiB = 54 MiB through two tiers of 16 MiB */
+        rig_tokens(100 + i, TOKENS, tokens[i]);
+        assert_int_equal(rig_put(&rig, "", "chat", tokens[i], N), N);
+        assert_true(rig_number(&rig, "status", "", "tiers.0.used_bytes") <= 16 << 20);
+        assert_true(rig_number(&rig, "status", "", "tiers.1.used_bytes") <= 16 << 20);
+    }
+    rig_settle(&rig);
+    assert_int_equal(rig_hit(&rig, "", tokens[127], TOKENS), N);
+    assert_int_equal(rig_hit(&rig, "", tokens[0], TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.evicted.blocks"), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void more_than_a_client_may_pin(void **state)
+{
+    (void)state;
+    enum { MANY = 300 };
+    struct rig rig;
+    uint32_t tokens[MANY * RIG_BLOCK_TOKENS + 1];
+    rig_tokens(12, MANY * RIG_BLOCK_TOKENS + 1, tokens);
+    rig_init(&rig, "16MiB", "64MiB"); /* half of dram is 190 blocks of 36 KiB */
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, MANY), MANY);
+    rig_close(&rig);
+    rig_open(&rig, true);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(rig_hit(&rig, "", tokens, MANY * RIG_BLOCK_TOKENS + 1), MANY);
+        assert_int_equal(rig_number(&rig, "status", "", "leases"), 0);
+    }
+    rig_fini(&rig);
+}
+
+static void a_client_that_goes_leaves_nothing(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    struct kvd_put_out out;
+    uint32_t tokens[TOKENS];
+    uint32_t fresh[TOKENS];
+    rig_tokens(13, TOKENS, tokens);
+    rig_tokens(14, TOKENS, fresh);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_settle(&rig);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS),
+                         N); /* a lease that nobody releases */
+        struct kvd_prompt_ref ref = {.space_handle = rig.space.handle,
+                                     .scenario = "chat",
+                                     .tokens = fresh,
+                                     .n_tokens = TOKENS};
+        assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, N, &diag, rig.results, &out),
+                         0);
+        assert_int_equal(out.granted_blocks,
+                         N); /* a put that nobody commits, begun anew each time */
+        assert_true(rig_number(&rig, "status", "", "tiers.0.pinned_bytes") > 0);
+        rig_connect(&rig, 1);
+        assert_int_equal(rig_number(&rig, "status", "", "tiers.0.pinned_bytes"), 0);
+        assert_int_equal(rig_number(&rig, "status", "", "leases"), 0);
+    }
+    assert_int_equal(rig_hit(&rig, "", fresh, TOKENS), 0); /* half a put is never seen */
+    rig_fini(&rig);
+}
+
+static void one_put_at_a_time(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    struct kvd_put_out first;
+    struct kvd_put_out second;
+    uint32_t tokens[TOKENS];
+    rig_tokens(15, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    struct kvd_prompt_ref ref = {
+        .space_handle = rig.space.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
+    assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, 4, &diag, rig.results, &first), 0);
+    assert_int_equal(first.granted_blocks, 4);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.pending.blocks"), N);
+    assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, 6, &diag, rig.results, &second),
+                     0);
+    assert_int_equal(second.granted_blocks, 2);
+    assert_int_equal(rig.results[0].state, KVD_BLOCK_PENDING);
+    assert_int_equal(rig.results[4].state, KVD_BLOCK_GRANTED);
+    rig_fini(&rig);
+}
+
+/* ---- refusals ---- */
+
+static void refusals(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    struct kvd_match_out match;
+    struct kvd_put_out put;
+    struct kvd_space_opened opened;
+    uint32_t tokens[TOKENS];
+    rig_tokens(16, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    struct kvd_prompt_ref ref = {
+        .space_handle = rig.space.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
+    struct kvd_prompt_ref bad = ref;
+    bad.scenario = "no-such";
+    assert_int_equal(kvd_service_match(rig.session, &bad, &diag, rig.results, N, &match),
+                     -KVD_E_UNKNOWN_SCENARIO);
+    bad = ref;
+    bad.space_handle = 7;
+    assert_int_equal(kvd_service_match(rig.session, &bad, &diag, rig.results, N, &match),
+                     -KVD_E_BAD_REQUEST);
+    bad = ref;
+    bad.rank = 1;
+    assert_int_equal(kvd_service_match(rig.session, &bad, &diag, rig.results, N, &match),
+                     -KVD_E_BAD_REQUEST);
+    assert_int_equal(kvd_service_match(rig.session, &ref, &diag, rig.results, N - 1, &match),
+                     -KVD_E_BAD_REQUEST);
+    assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, 17, &diag, rig.results, &put),
+                     -KVD_E_BAD_REQUEST);
+    assert_int_equal(kvd_service_put_begin(rig.session, &ref, N, 1, &diag, rig.results, &put),
+                     -KVD_E_BAD_REQUEST);
+    assert_int_equal(
+        kvd_service_put_begin(rig.session, &ref, UINT32_MAX, 2, &diag, rig.results, &put),
+        -KVD_E_BAD_REQUEST);
+    struct kvd_space_desc other = rig_space(1);
+    other.layers = 4;
+    other.payload_bytes *= 2;
+    assert_int_equal(kvd_service_space_open(rig.session, &other, &diag, &opened),
+                     -KVD_E_CONTRADICTION);
+    struct kvd_service *second = NULL;
+    assert_int_equal(kvd_service_open(&rig.config, false, NULL, &diag, &second), -KVD_E_IN_USE);
+    assert_non_null(strstr(diag.text, rig.folder));
+    rig_fini(&rig);
+}
+
+static void r_folder_of_another_store(void **state)
+{
+    (void)state;
+    struct rig a;
+    struct rig b;
+    struct kvd_diag diag = {{0}};
+    rig_init(&a, "64MiB", "64MiB");
+    rig_init(&b, "64MiB", "64MiB");
+    rig_open(&a, false);
+    rig_close(&a);
+    free(b.config.nvme_path);
+    b.config.nvme_path = strdup(a.config.nvme_path);
+    assert_int_equal(kvd_service_open(&b.config, false, NULL, &diag, &b.service),
+                     -KVD_E_WRONG_STORE);
+    assert_non_null(strstr(diag.text, a.config.nvme_path));
+    rig_fini(&b);
+    rig_fini(&a);
+}
+
+static void r_damaged_identity(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    char path[300];
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    rig_close(&rig);
+    (void)snprintf(path, sizeof(path), "%s/IDENTITY", rig.folder);
+    flip(path, 30);
+    assert_int_equal(kvd_service_open(&rig.config, false, NULL, &diag, &rig.service),
+                     -KVD_E_CORRUPT);
+    assert_non_null(strstr(diag.text, "IDENTITY"));
+    rig_fini(&rig);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(put_match_load),
+    cmocka_unit_test(below_after_restart),
+    cmocka_unit_test(dram_survives_a_restart),
+    cmocka_unit_test(r_flipped_byte_in_a_segment),
+    cmocka_unit_test(r_flipped_byte_in_a_warm_pool),
+    cmocka_unit_test(r_segment_deleted_behind_the_back),
+    cmocka_unit_test(r_lost_index_is_rebuilt),
+    cmocka_unit_test(reasons),
+    cmocka_unit_test(retention),
+    cmocka_unit_test(touch_by_the_longer_class),
+    cmocka_unit_test(caps_hold_and_say_evicted),
+    cmocka_unit_test(more_than_a_client_may_pin),
+    cmocka_unit_test(a_client_that_goes_leaves_nothing),
+    cmocka_unit_test(one_put_at_a_time),
+    cmocka_unit_test(refusals),
+    cmocka_unit_test(r_folder_of_another_store),
+    cmocka_unit_test(r_damaged_identity),
+};
+
+KVD_TEST_MAIN(tests)
