@@ -20,7 +20,9 @@
  * Deadlines. Every call returns within its deadline (struct kvd_client_options). A daemon that is
  * absent, stopped or dead costs one deadline once; from then on calls answer KVD_UNAVAILABLE at
  * once, and the library tries to reach the daemon again at most once a second, by itself, inside
- * calls. An engine treats every failure as a miss.
+ * calls. The call that finds it back also connects and registers its space, which may take
+ * connect_ms and io_ms longer; a submission never waits: it answers KVD_UNAVAILABLE until that is
+ * done. An engine treats every failure as a miss.
  *
  * Threads. A client may be used by many threads; so may a space. A lease or put belongs to one
  * thread at a time. After fork() a child must not use its parent's client.
@@ -104,7 +106,7 @@ KVD_API void kvd_client_close(struct kvd_client **client);
 KVD_API bool kvd_client_connected(struct kvd_client *client);
 
 /* What the calling thread's last failed call met, in words: what, where, what to do. Valid until
- * its next call. */
+ * its next call. client is NULL for a kvd_client_open that failed. */
 KVD_API const char *kvd_client_message(struct kvd_client *client);
 
 /* Round trip to the daemon and back. KVD_UNAVAILABLE, KVD_DEADLINE. */
@@ -145,8 +147,9 @@ struct kvd_space_config {
 };
 
 /* Opens a space; registers it with the daemon, now or when the daemon is reached again. The
- * configuration is copied. The space lives until kvd_client_close. KVD_BAD_REQUEST,
- * KVD_CONTRADICTION, KVD_OVER_QUOTA (256 spaces a daemon), -ENOMEM. */
+ * configuration is copied. The space lives until kvd_client_close. Waits at most connect_ms and
+ * io_ms. KVD_BAD_REQUEST, KVD_CONTRADICTION, KVD_OVER_QUOTA (256 spaces a daemon), KVD_FULL (no
+ * room in the daemon's dram for this space's staging area), -ENOMEM. */
 KVD_API int kvd_space_open(struct kvd_client *client, const struct kvd_space_config *config,
                            struct kvd_space **ret_space);
 
@@ -188,7 +191,7 @@ struct kvd_match_result {
 
 /* Longest stored prefix of a prompt. Counted as one look-up. Reads nothing from a device. Waits at
  * most match_ms. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST, KVD_UNKNOWN_SCENARIO,
- * KVD_OVER_QUOTA. */
+ * KVD_OVER_QUOTA, KVD_TOO_LONG (blocks are so small that the answer would not fit). */
 KVD_API int kvd_match(struct kvd_space *space, const struct kvd_prompt *prompt,
                       struct kvd_match_result *ret_result);
 
@@ -224,6 +227,7 @@ struct kvd_put_result {
 /* Stores blocks [first, first + n) of a prompt whose tokens reach at least through the last of
  * them; src[i] is the payload of block first + i. Blocks that are stored already are not copied.
  * Waits at most io_ms a batch of 16. ret_result may be NULL. Success also when some were refused.
+ * After a block that found no room the rest is not tried: it could not be found without it.
  * KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST, KVD_UNKNOWN_SCENARIO, KVD_STALE. */
 KVD_API int kvd_put(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t first,
                     uint32_t n, const void *const *src, struct kvd_put_result *ret_result);
@@ -261,7 +265,8 @@ struct kvd_completion {
     struct kvd_put_result put;     /* KVD_OP_PUT_COMMIT */
 };
 
-/* Each returns at once: 0, or what stopped it from being sent; then there is no completion.
+/* Each returns at once: 0, or what stopped it from being sent (KVD_BUSY: too many under way); then
+ * there is no completion.
  * `prompt` is borrowed only for the call; `dest` and what it points to until the completion, as is
  * the lease. kvd_submit_put_commit takes the put. The deadline is the synchronous call's. */
 KVD_API int kvd_submit_match(struct kvd_space *space, const struct kvd_prompt *prompt,
