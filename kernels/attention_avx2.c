@@ -85,28 +85,35 @@ static void load_tile(const struct work *w, uint32_t tile, uint32_t keys)
 }
 
 /* Scores of nq queries against 8 * nv keys. */
-static inline __attribute__((always_inline)) void
-score(const float *qs, size_t dim, const float *keys, size_t tile, float *out, int nq, int nv)
+KVD_X86_INLINE void score(const float *qs, size_t dim, const float *keys, size_t tile, float *out,
+                          int nq, int nv)
 {
     __m256 acc[TRIO][VECTORS];
+    KVD_UNROLL
     for (int q = 0; q < nq; q++) {
+        KVD_UNROLL
         for (int v = 0; v < nv; v++) {
             acc[q][v] = _mm256_setzero_ps();
         }
     }
     for (size_t d = 0; d < dim; d++) {
         __m256 k[VECTORS];
+        KVD_UNROLL
         for (int v = 0; v < nv; v++) {
             k[v] = _mm256_load_ps(keys + d * tile + (size_t)v * LANES);
         }
+        KVD_UNROLL
         for (int q = 0; q < nq; q++) {
             const __m256 x = _mm256_broadcast_ss(qs + (size_t)q * dim + d);
+            KVD_UNROLL
             for (int v = 0; v < nv; v++) {
                 acc[q][v] = _mm256_fmadd_ps(x, k[v], acc[q][v]);
             }
         }
     }
+    KVD_UNROLL
     for (int q = 0; q < nq; q++) {
+        KVD_UNROLL
         for (int v = 0; v < nv; v++) {
             _mm256_store_ps(out + (size_t)q * KVD_ATTENTION_TILE + (size_t)v * LANES, acc[q][v]);
         }
@@ -177,12 +184,13 @@ static float softmax(const struct work *w, uint32_t query, float *s, uint32_t ti
 }
 
 /* o = o * c + weights * values for nq queries with n keys each, 8 * nv dims. */
-static inline __attribute__((always_inline)) void gather(const float *weights, const float *c,
-                                                         const float *values, size_t dim,
-                                                         uint32_t n, float *o, int nq, int nv)
+KVD_X86_INLINE void gather(const float *weights, const float *c, const float *values, size_t dim,
+                           uint32_t n, float *o, int nq, int nv)
 {
     __m256 acc[TRIO][VECTORS];
+    KVD_UNROLL
     for (int q = 0; q < nq; q++) {
+        KVD_UNROLL
         for (int v = 0; v < nv; v++) {
             acc[q][v] = _mm256_mul_ps(_mm256_load_ps(o + (size_t)q * dim + (size_t)v * LANES),
                                       _mm256_set1_ps(c[q]));
@@ -190,17 +198,22 @@ static inline __attribute__((always_inline)) void gather(const float *weights, c
     }
     for (size_t i = 0; i < n; i++) {
         __m256 x[VECTORS];
+        KVD_UNROLL
         for (int v = 0; v < nv; v++) {
             x[v] = _mm256_load_ps(values + i * dim + (size_t)v * LANES);
         }
+        KVD_UNROLL
         for (int q = 0; q < nq; q++) {
             const __m256 p = _mm256_broadcast_ss(weights + (size_t)q * KVD_ATTENTION_TILE + i);
+            KVD_UNROLL
             for (int v = 0; v < nv; v++) {
                 acc[q][v] = _mm256_fmadd_ps(p, x[v], acc[q][v]);
             }
         }
     }
+    KVD_UNROLL
     for (int q = 0; q < nq; q++) {
+        KVD_UNROLL
         for (int v = 0; v < nv; v++) {
             _mm256_store_ps(o + (size_t)q * dim + (size_t)v * LANES, acc[q][v]);
         }

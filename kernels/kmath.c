@@ -24,7 +24,7 @@ static uint64_t to_bits(double d)
     return bits;
 }
 
-double kvd_exp(double x)
+double kvd_math_exp(double x)
 {
     if (!(x >= -700.0)) {
         return 0.0;
@@ -41,7 +41,7 @@ double kvd_exp(double x)
 }
 
 /* x = m * 2^e with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh((m - 1) / (m + 1)). */
-double kvd_log(double x)
+double kvd_math_log(double x)
 {
     uint64_t bits = to_bits(x);
     int e = (int)(bits >> 52) - 1023;
@@ -79,7 +79,7 @@ static double cos_series(double r)
     return p;
 }
 
-void kvd_sincos(double x, double *ret_sin, double *ret_cos)
+void kvd_math_sincos(double x, double *ret_sin, double *ret_cos)
 {
     const double t = x * 0.6366197723675814 + ROUND;
     const double n = t - ROUND;

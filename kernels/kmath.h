@@ -6,10 +6,10 @@
 #define KERNELS_KMATH_H
 
 /* |x| <= 700, else 0 or e^700. */
-double kvd_exp(double x);
+double kvd_math_exp(double x);
 /* Finite x > 0, normal. */
-double kvd_log(double x);
+double kvd_math_log(double x);
 /* |x| <= 2^21. */
-void kvd_sincos(double x, double *ret_sin, double *ret_cos);
+void kvd_math_sincos(double x, double *ret_sin, double *ret_cos);
 
 #endif

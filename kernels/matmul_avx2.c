@@ -9,14 +9,17 @@
 #include <string.h>
 
 #include "kernels/versions.h"
+#include "kernels/x86.h"
 
 enum { ROWS = 4, BAND = 32, GROUPS = 8 };
 
-/* Four rows of activations at one block. */
-struct cursor {
-    const int8_t *q[ROWS];
-    const float *scale[ROWS];
-    const float *sum[ROWS];
+/* Some rows of activations: the first, and how far it is to the next. */
+struct band {
+    const int8_t *q;
+    const float *scale;
+    const float *sum;
+    size_t cols;
+    size_t blocks;
 };
 
 static inline __m256i broadcast4(const int8_t *q)
@@ -26,53 +29,60 @@ static inline __m256i broadcast4(const int8_t *q)
     return _mm256_set1_epi32(four);
 }
 
+static inline __m256 halves(const uint8_t *at)
+{
+    return _mm256_cvtph_ps(_mm_load_si128((const __m128i *)(const void *)at));
+}
+
+static inline __m256i load(const uint8_t *at)
+{
+    return _mm256_load_si256((const __m256i *)(const void *)at);
+}
+
 /*
  * Sums of 8 outputs over 32 columns. Weights are 0..15: a pair's sum is at most 3,810, so all eight
  * fit 16 bits (30,480) and one widening serves them all.
  */
-static inline __m256i isum_q4(const __m256i w[GROUPS], const int8_t *q)
+KVD_X86_INLINE __m256i isum_q4(const __m256i w[GROUPS], const int8_t *q)
 {
     __m256i words = _mm256_maddubs_epi16(w[0], broadcast4(q));
+    KVD_UNROLL
     for (int g = 1; g < GROUPS; g++) {
         words = _mm256_add_epi16(words, _mm256_maddubs_epi16(w[g], broadcast4(q + (size_t)4 * g)));
     }
     return _mm256_madd_epi16(words, _mm256_set1_epi16(1));
 }
 
-static inline void unpack_q4(const uint8_t *block, __m256i w[GROUPS])
+KVD_X86_INLINE void unpack_q4(const uint8_t *nibbles, __m256i w[GROUPS])
 {
     const __m256i low = _mm256_set1_epi8(15);
+    KVD_UNROLL
     for (int g = 0; g < GROUPS / 2; g++) {
-        const __m256i bytes =
-            _mm256_load_si256((const __m256i *)(const void *)(block + 32 + (size_t)32 * g));
+        const __m256i bytes = load(nibbles + (size_t)32 * g);
         w[g] = _mm256_and_si256(bytes, low);
         w[g + 4] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low);
     }
 }
 
-static inline __m256 halves(const uint8_t *at)
+/* n rows against one panel. */
+KVD_X86_INLINE void panel_q4(const uint8_t *block, const struct band *x, int n, __m256 acc[ROWS])
 {
-    return _mm256_cvtph_ps(_mm_load_si128((const __m128i *)(const void *)at));
-}
-
-/* n rows (1 to 4, known to the compiler where it is inlined) against one panel. */
-static inline __attribute__((always_inline)) void
-panel_q4(const uint8_t *block, uint32_t blocks, const struct cursor *x, int n, __m256 acc[ROWS])
-{
+    KVD_UNROLL
     for (int r = 0; r < n; r++) {
         acc[r] = _mm256_setzero_ps();
     }
-    for (uint32_t b = 0; b < blocks; b++, block += KVD_Q4_1_PANEL_BYTES) {
+    for (size_t b = 0; b < x->blocks; b++, block += KVD_Q4_1_PANEL_BYTES) {
         __m256i w[GROUPS];
-        unpack_q4(block, w);
+        unpack_q4(block + 32, w);
         const __m256 d = halves(block);
         const __m256 m = halves(block + 16);
+        KVD_UNROLL
         for (int r = 0; r < n; r++) {
-            const __m256i isum = isum_q4(w, x->q[r] + (size_t)b * KVD_QUANT_COLS);
-            const __m256 t =
-                _mm256_mul_ps(_mm256_broadcast_ss(x->scale[r] + b), _mm256_cvtepi32_ps(isum));
-            acc[r] = _mm256_fmadd_ps(m, _mm256_broadcast_ss(x->sum[r] + b), acc[r]);
-            acc[r] = _mm256_fmadd_ps(d, t, acc[r]);
+            const __m256i isum = isum_q4(w, x->q + r * x->cols + b * KVD_QUANT_COLS);
+            const __m256 scale = _mm256_broadcast_ss(x->scale + r * x->blocks + b);
+            const __m256 sum = _mm256_broadcast_ss(x->sum + r * x->blocks + b);
+            acc[r] = _mm256_fmadd_ps(m, sum, acc[r]);
+            acc[r] = _mm256_fmadd_ps(d, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(isum)), acc[r]);
         }
     }
 }
@@ -81,50 +91,38 @@ panel_q4(const uint8_t *block, uint32_t blocks, const struct cursor *x, int n, _
  * Signed weights: |w| times x with w's sign. |w| is at most 128 and |x| at most 127, so a pair's
  * sum is at most 32,512; each is widened by itself.
  */
-static inline __m256i isum_q8(const __m256i *w, const int8_t *q)
+KVD_X86_INLINE void panel_q8(const uint8_t *scales, const uint8_t *quants, const struct band *x,
+                             int n, __m256 acc[ROWS])
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sum = _mm256_setzero_si256();
-    for (int g = 0; g < GROUPS; g++) {
-        const __m256i weights = _mm256_load_si256(w + g);
-        const __m256i x = _mm256_sign_epi8(broadcast4(q + (size_t)4 * g), weights);
-        const __m256i words = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), x);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words, ones));
-    }
-    return sum;
-}
-
-static inline __attribute__((always_inline)) void panel_q8(const uint8_t *scales,
-                                                           const uint8_t *quants, uint32_t blocks,
-                                                           const struct cursor *x, int n,
-                                                           __m256 acc[ROWS])
-{
+    KVD_UNROLL
     for (int r = 0; r < n; r++) {
         acc[r] = _mm256_setzero_ps();
     }
-    for (uint32_t b = 0; b < blocks; b++) {
-        const __m256i *w =
-            (const __m256i *)(const void *)(quants + (size_t)b * KVD_Q8_0_PANEL_BYTES);
-        const __m256 d = halves(scales + (size_t)b * 16);
+    for (size_t b = 0; b < x->blocks; b++, quants += KVD_Q8_0_PANEL_BYTES) {
+        __m256i isum[ROWS];
+        KVD_UNROLL
         for (int r = 0; r < n; r++) {
-            const __m256i isum = isum_q8(w, x->q[r] + (size_t)b * KVD_QUANT_COLS);
-            const __m256 t =
-                _mm256_mul_ps(_mm256_broadcast_ss(x->scale[r] + b), _mm256_cvtepi32_ps(isum));
-            acc[r] = _mm256_fmadd_ps(d, t, acc[r]);
+            isum[r] = _mm256_setzero_si256();
         }
-    }
-}
-
-static inline __attribute__((always_inline)) void panel_any(const struct kvd_matrix *w,
-                                                            const uint8_t *panel, uint32_t blocks,
-                                                            const struct cursor *x, int n,
-                                                            __m256 acc[ROWS])
-{
-    if (w->type == KVD_WEIGHT_Q4_1) {
-        panel_q4(panel, blocks, x, n, acc);
-    } else {
-        panel_q8(panel, panel + w->panel_bytes - (size_t)blocks * KVD_Q8_0_PANEL_BYTES, blocks, x,
-                 n, acc);
+        KVD_UNROLL
+        for (int g = 0; g < GROUPS; g++) {
+            const __m256i w = load(quants + (size_t)32 * g);
+            const __m256i magnitude = _mm256_abs_epi8(w);
+            KVD_UNROLL
+            for (int r = 0; r < n; r++) {
+                const int8_t *q = x->q + r * x->cols + b * KVD_QUANT_COLS + (size_t)4 * g;
+                const __m256i signs = _mm256_sign_epi8(broadcast4(q), w);
+                const __m256i words = _mm256_maddubs_epi16(magnitude, signs);
+                isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(words, ones));
+            }
+        }
+        const __m256 d = halves(scales + b * 16);
+        KVD_UNROLL
+        for (int r = 0; r < n; r++) {
+            const __m256 scale = _mm256_broadcast_ss(x->scale + r * x->blocks + b);
+            acc[r] = _mm256_fmadd_ps(d, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(isum[r])), acc[r]);
+        }
     }
 }
 
@@ -140,54 +138,48 @@ static void store(const struct kvd_matrix *w, uint32_t panel, __m256 acc, float 
     memcpy(row + first, lanes, (w->rows - first) * sizeof(float));
 }
 
-static struct cursor cursor_at(const struct kvd_qrows *x, uint32_t row, uint32_t n)
-{
-    const uint32_t blocks = x->cols / KVD_QUANT_COLS;
-    struct cursor c = {0};
-    for (uint32_t r = 0; r < n; r++) {
-        c.q[r] = x->q + (size_t)(row + r) * x->cols;
-        c.scale[r] = x->scale + (size_t)(row + r) * blocks;
-        c.sum[r] = x->sum + (size_t)(row + r) * blocks;
-    }
-    return c;
-}
-
-/* One panel against rows [row, row + n), n of 1 to 4. */
-static void rows_of_panel(const struct kvd_matrix *w, uint32_t panel, const struct kvd_qrows *x,
-                          uint32_t row, uint32_t n, float *out, size_t stride)
+/* One panel against n rows (1 to 4, a constant). */
+KVD_X86_INLINE void rows_of_panel(const struct kvd_matrix *w, uint32_t panel, const struct band *x,
+                                  enum kvd_weight_type type, int n, float *out, size_t stride)
 {
     const uint8_t *packed = w->packed + panel * w->panel_bytes;
-    const uint32_t blocks = w->cols / KVD_QUANT_COLS;
-    const struct cursor c = cursor_at(x, row, n);
     __m256 acc[ROWS];
-    switch (n) {
-    case 1:
-        panel_any(w, packed, blocks, &c, 1, acc);
-        break;
-    case 2:
-        panel_any(w, packed, blocks, &c, 2, acc);
-        break;
-    case 3:
-        panel_any(w, packed, blocks, &c, 3, acc);
-        break;
-    default:
-        panel_any(w, packed, blocks, &c, 4, acc);
-        break;
+    if (type == KVD_WEIGHT_Q4_1) {
+        panel_q4(packed, x, n, acc);
+    } else {
+        panel_q8(packed, packed + w->panel_bytes - x->blocks * KVD_Q8_0_PANEL_BYTES, x, n, acc);
     }
-    for (uint32_t r = 0; r < n; r++) {
-        store(w, panel, acc[r], out + (row + r) * stride);
+    KVD_UNROLL
+    for (int r = 0; r < n; r++) {
+        store(w, panel, acc[r], out + r * stride);
     }
 }
 
-static void matmul(const struct kvd_matrix *w, uint32_t first, uint32_t end,
-                   const struct kvd_qrows *x, uint32_t n, float *out, size_t stride)
+static struct band band_at(const struct kvd_qrows *x, uint32_t row)
 {
-    for (uint32_t band = 0; band < n; band += BAND) {
-        const uint32_t band_end = n - band < BAND ? n : band + BAND;
+    const size_t blocks = x->cols / KVD_QUANT_COLS;
+    return (struct band){.q = x->q + (size_t)row * x->cols,
+                         .scale = x->scale + row * blocks,
+                         .sum = x->sum + row * blocks,
+                         .cols = x->cols,
+                         .blocks = blocks};
+}
+
+KVD_X86_INLINE void matmul(const struct kvd_matrix *w, uint32_t first, uint32_t end,
+                           const struct kvd_qrows *x, enum kvd_weight_type type, uint32_t n,
+                           float *out, size_t stride)
+{
+    for (uint32_t start = 0; start < n; start += BAND) {
+        const uint32_t stop = n - start < BAND ? n : start + BAND;
         for (uint32_t p = first; p < end; p++) {
-            for (uint32_t row = band; row < band_end; row += ROWS) {
-                const uint32_t left = band_end - row;
-                rows_of_panel(w, p, x, row, left < ROWS ? left : ROWS, out, stride);
+            uint32_t row = start;
+            for (; row + ROWS <= stop; row += ROWS) {
+                const struct band four = band_at(x, row);
+                rows_of_panel(w, p, &four, type, ROWS, out + row * stride, stride);
+            }
+            for (; row < stop; row++) {
+                const struct band one = band_at(x, row);
+                rows_of_panel(w, p, &one, type, 1, out + row * stride, stride);
             }
         }
     }
@@ -196,11 +188,11 @@ static void matmul(const struct kvd_matrix *w, uint32_t first, uint32_t end,
 void kvd_matmul_q4_1_avx2(const struct kvd_matrix *w, uint32_t first, uint32_t end,
                           const struct kvd_qrows *x, uint32_t n, float *out, size_t stride)
 {
-    matmul(w, first, end, x, n, out, stride);
+    matmul(w, first, end, x, KVD_WEIGHT_Q4_1, n, out, stride);
 }
 
 void kvd_matmul_q8_0_avx2(const struct kvd_matrix *w, uint32_t first, uint32_t end,
                           const struct kvd_qrows *x, uint32_t n, float *out, size_t stride)
 {
-    matmul(w, first, end, x, n, out, stride);
+    matmul(w, first, end, x, KVD_WEIGHT_Q8_0, n, out, stride);
 }

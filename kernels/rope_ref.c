@@ -6,9 +6,9 @@
 
 void kvd_rope_freq(double base, uint32_t dim, double *freq)
 {
-    const double log_base = kvd_log(base);
+    const double log_base = kvd_math_log(base);
     for (uint32_t i = 0; i < dim / 2; i++) {
-        freq[i] = kvd_exp(-(log_base * (2.0 * i / dim)));
+        freq[i] = kvd_math_exp(-(log_base * (2.0 * i / dim)));
     }
 }
 
@@ -17,7 +17,7 @@ void kvd_rope_row(const double *freq, uint32_t dim, uint32_t position, float *ta
     for (uint32_t i = 0; i < dim / 2; i++) {
         double sine;
         double cosine;
-        kvd_sincos((double)position * freq[i], &sine, &cosine);
+        kvd_math_sincos((double)position * freq[i], &sine, &cosine);
         table[2 * i] = (float)cosine;
         table[2 * i + 1] = (float)sine;
     }

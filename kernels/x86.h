@@ -6,6 +6,16 @@
 
 #include "kernels/exp.h"
 
+/* Before a loop whose bounds the compiler knows and whose array must become registers. */
+#if defined(__clang__)
+#define KVD_UNROLL _Pragma("unroll")
+#else
+#define KVD_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* A body that is to be compiled anew for each set of constant arguments. */
+#define KVD_X86_INLINE static inline __attribute__((always_inline))
+
 /* ((lane0 + lane4) + (lane2 + lane6)) + ((lane1 + lane5) + (lane3 + lane7)) */
 static inline float kvd_x86_sum_lanes(__m256 v)
 {

@@ -54,7 +54,7 @@ static double weigh(const struct kvd_sample_options *options, const float *logit
     for (uint32_t i = 0; i < vocab; i++) {
         const double x = ((double)logits[i] - (double)top) * inverse;
         c[i].id = i;
-        c[i].weight = x == 0.0 ? 1.0f : (float)kvd_exp(x); /* NaN: 0 */
+        c[i].weight = x == 0.0 ? 1.0f : (float)kvd_math_exp(x); /* NaN: 0 */
         total += (double)c[i].weight;
     }
     return total;
