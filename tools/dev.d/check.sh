@@ -14,6 +14,9 @@ check_step() {
 
 dev_check() {
     local style gcc clang
+    if (($# > 0)); then
+        die "check takes no arguments"
+    fi
     export KVD_DEV_WERROR=1
     check_step "packages and model"
     setup_packages build check

@@ -23,6 +23,9 @@ lint_run() {
 }
 
 dev_lint() {
+    if (($# > 0)); then
+        die "lint takes no arguments"
+    fi
     setup_packages build check
     lint_run || die "lint found something (clang-format -i FILE puts a file right)"
     say "lint: nothing to say"

@@ -79,6 +79,10 @@ same "a damaged model is seen" 1 "$(model_is_good "$work/model.gguf" && echo 0 |
 same "a missing model is seen" 1 "$(model_is_good "$work/none.gguf" && echo 0 || echo 1)"
 same "the cache folder follows XDG" "/x/kvdepot" "$(XDG_CACHE_HOME=/x cache_dir)"
 same "the cache folder without XDG" "/h/.cache/kvdepot" "$(XDG_CACHE_HOME='' HOME=/h cache_dir)"
+for command in setup test bench lint check long demo; do
+    same "$command refuses what it does not know" 1 \
+        "$("$ROOT/tools/dev" "$command" --nonsense 2>&1 >/dev/null | grep -c -e nonsense -e arguments || true)"
+done
 same "an unknown command is refused" 1 "$("$ROOT/tools/dev" nonsense 2>/dev/null && echo 0 || echo 1)"
 
 printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
