@@ -86,19 +86,22 @@ struct kvd_index_change {
     uint64_t expect_offset;
 };
 
-/* Copies the changes and queues them as one batch. done may be NULL. -ENOMEM, -KVD_E_BUSY (65,536
- * waiting). */
+/* Copies the changes and queues them as one batch. done may be NULL; its result is 0, also where a
+ * compare found something else, or -KVD_E_IO. -ENOMEM, -KVD_E_BUSY (more than 65,536 would be
+ * waiting), -KVD_E_TOO_LONG (n is more than that by itself). */
 int kvd_index_submit(struct kvd_index *index, const struct kvd_index_change *changes, uint32_t n,
                      kvd_index_done_fn *done, void *user);
 
-/* Returns when all that was queued before is written; with sync, durable. */
+/* Returns when all that was queued before is written; with sync, durable. -KVD_E_IO: a write since
+ * the last call failed. Never from a callback of the index. */
 int kvd_index_sync(struct kvd_index *index, bool sync);
 
 /* ---- small rows: spaces, segments, meta. Values are bytes; the caller encodes. ---- */
 
 enum kvd_index_table { KVD_INDEX_SPACES, KVD_INDEX_SEGMENTS, KVD_INDEX_META };
 
-/* Waits until written; durable with sync. A NULL value deletes. */
+/* Waits until written; durable with sync. A NULL value deletes. Never from a callback of the
+ * index. */
 int kvd_index_row_put(struct kvd_index *index, enum kvd_index_table table, const void *key,
                       uint32_t key_bytes, const void *value, uint32_t value_bytes, bool sync);
 /* *ret_value is the caller's to free. -KVD_E_NOT_FOUND. */
@@ -117,7 +120,8 @@ int kvd_index_walk(struct kvd_index *index,
                    void *user);
 
 /* Whether an entry may be forgotten (a ghost older than its time): asked by the compaction filter,
- * on RocksDB's threads. Set before first use; may be NULL. */
+ * on RocksDB's threads. NULL forgets nothing. When kvd_index_on_compaction returns, the function
+ * that was set before runs no more; so don't hold a lock that it takes. */
 typedef bool kvd_index_forget_fn(const struct kvd_index_entry *entry, void *user);
 void kvd_index_on_compaction(struct kvd_index *index, kvd_index_forget_fn *fn, void *user);
 
@@ -125,6 +129,9 @@ struct kvd_index_stat {
     uint64_t entries_estimate;
     uint64_t queued;
     uint64_t disk_bytes;
+    uint64_t undecodable;   /* entries met that this version can't read; they count as absent */
+    uint64_t read_errors;   /* since open */
+    uint64_t failed_writes; /* batches, since open */
 };
 void kvd_index_stat(struct kvd_index *index, struct kvd_index_stat *ret);
 
