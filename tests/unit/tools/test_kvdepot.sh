@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The kvdepot command where there is no daemon: exit statuses, and errors that say what to do.
+# usage: test_kvdepot.sh KVDEPOT
+set -euo pipefail
+
+kvdepot=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+# run_is STATUS TEXT ARGUMENT…: the command ends with STATUS and says TEXT, on standard error if STATUS isn't 0.
+run_is() {
+    local wanted=$1 text=$2 rc=0 told=$work/err
+    shift 2
+    "$kvdepot" "$@" >"$work/out" 2>"$work/err" || rc=$?
+    if [[ $wanted == 0 ]]; then
+        told=$work/out
+    fi
+    if [[ $rc == "$wanted" ]] && grep -qF -- "$text" "$told"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        printf 'failed: kvdepot %s: exit status %d, wanted %d and the text "%s":\n' "$*" "$rc" "$wanted" "$text"
+        cat "$work/out" "$work/err"
+    fi
+}
+
+long=$(printf 'x%.0s' {1..120})
+run_is 3 "usage: kvdepot COMMAND"
+run_is 0 "usage: kvdepot COMMAND" --help
+run_is 0 "usage: kvdepot status" status --help
+run_is 0 "usage: kvdepot hitrate" hitrate --help
+run_is 0 "usage: kvdepot bench" bench --help
+run_is 3 "there is no command 'nonsense'" nonsense
+run_is 3 "no option --nonsense" status --nonsense
+run_is 3 "at most 107 bytes" status --socket "/$long"
+run_is 2 "$work/none" status --socket "$work/none"
+run_is 2 "--socket PATH" status --socket "$work/none"
+run_is 2 "$work/none" hitrate --socket "$work/none"
+run_is 3 "tier, scenario, space, tenant" hitrate --by moon
+run_is 3 "10s, 1m, 5m" hitrate --window 2h
+run_is 3 "kvdepot bench local" bench
+run_is 3 "whole number" bench local --rounds 0
+run_is 1 "name another one with --dir" bench local --daemon /bin/false --dir "$work/none"
+run_is 1 "ended at once" bench local --daemon /bin/false --dir "$work"
+
+if [[ -z $(find "$work" -name 'kvdepot-bench*') ]]; then
+    passed=$((passed + 1))
+else
+    failed=$((failed + 1))
+    printf 'failed: a benchmark that failed left its folder\n'
+fi
+
+printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
+[[ $failed == 0 ]]
