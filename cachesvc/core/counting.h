@@ -2,8 +2,12 @@
  * Counting: at look-up, in tokens, blocks and bytes: asked; hit by tier; missed by reason. Tiers
  * and reasons add up to asked, always: whoever takes a snapshot at any moment sees whole look-ups
  * only. A failed load moves its tokens from hit to failed in its look-up's window. By scenario,
- * space, tenant (bounded; the rest as "other"), and overall. Windows: 10 s, 1 m, 5 m, 1 h, 24 h,
- * ever. `ever` survives restarts: see encode/decode.
+ * space, tenant (bounded to 32, 256, 256 names; the rest as "(other)"), and overall. Windows: 10 s,
+ * 1 m, 5 m, 1 h, 24 h, ever. `ever` survives restarts: see encode/decode.
+ *
+ * Windows are made of time slots of 1 s, 5 s, 20 s, 4 m, 90 m. A window shows all that came in its
+ * length before the report, and up to one slot's length more. A name that had no look-up for 25.5
+ * hours may be folded into "(other)", with its totals, when a new one needs its place.
  *
  * Threads: any; one lock inside. Takes the time (monotonic seconds) as a parameter.
  */
@@ -69,9 +73,9 @@ enum kvd_count_by { KVD_BY_ALL, KVD_BY_SCENARIO, KVD_BY_SPACE, KVD_BY_TENANT };
 struct kvd_count_who {
     const char *scenario;
     struct kvd_digest space;
-    const char *space_name; /* model's name */
+    const char *space_name; /* model's name; shown as name@first 8 hex digits of the digest */
     struct kvd_digest tenant;
-    const char *tenant_name; /* "" for the default tenant */
+    const char *tenant_name; /* "" for the default tenant, shown as "(default)" */
 };
 
 struct kvd_counting;
@@ -89,15 +93,16 @@ void kvd_counting_failed(struct kvd_counting *c, uint64_t now_s, uint64_t slot,
                          const struct kvd_count_who *who, enum kvd_tier_id tier,
                          const struct kvd_amount *amount);
 
-/* One row per scenario, space or tenant (one row, named "all", for KVD_BY_ALL). Stops when fn
- * returns non-zero. All rows are of one moment. */
-void kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_by by,
-                         enum kvd_window window,
-                         void (*fn)(const char *name, const struct kvd_tally *tally, void *user),
-                         void *user);
+/* One row per scenario, space or tenant with look-ups in the window; for KVD_BY_ALL always one,
+ * named "all". Names are UTF-8 without control characters. All rows are of one moment; fn runs
+ * without the lock. 0, or -ENOMEM (fn wasn't called). */
+int kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_by by,
+                        enum kvd_window window,
+                        void (*fn)(const char *name, const struct kvd_tally *tally, void *user),
+                        void *user);
 
-/* Totals as bytes to persist (caller frees), and back. Unknown reasons or tiers of a later version:
- * -KVD_E_NEWER. */
+/* Totals as bytes to persist (caller frees), and back: added to what is there, all or nothing.
+ * Reasons or tiers of a later version: -KVD_E_NEWER; -KVD_E_FORMAT, -KVD_E_CORRUPT. */
 int kvd_counting_encode(struct kvd_counting *c, void **ret_bytes, uint32_t *ret_n);
 int kvd_counting_decode(struct kvd_counting *c, const void *bytes, uint32_t n,
                         struct kvd_diag *diag);
