@@ -14,9 +14,10 @@ struct kvd_engine_app {
     struct kvd_log log;
     struct kvd_client *client; /* NULL: no cache */
     struct kvd_engine *engine;
+    uint32_t reports; /* written to cli.report so far: the first one begins the file anew */
 };
 
-/* One prompt: the answer on stdout, the report where asked. */
+/* One prompt, or each of a list: the answer on stdout, the report where asked. */
 int kvd_app_prompt(struct kvd_engine_app *app);
 /* A conversation on the terminal, until its input ends. */
 int kvd_app_chat(struct kvd_engine_app *app);
@@ -40,8 +41,8 @@ void kvd_printer_fini(struct kvd_printer *printer);
 /* The request that the options describe, without its prompt. */
 struct kvd_request kvd_app_request(const struct kvd_engine_app *app);
 
-/* Writes the report. Negative with diag. */
-int kvd_report_write(const struct kvd_engine_app *app, const struct kvd_request_report *report,
+/* Writes a report behind those that this process wrote before. Negative with diag. */
+int kvd_report_write(struct kvd_engine_app *app, const struct kvd_request_report *report,
                      const char *text, size_t text_bytes, struct kvd_diag *diag);
 
 /* Says a failed call once on stderr. Returns KVD_EXIT_FAILED. */

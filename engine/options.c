@@ -152,14 +152,16 @@ static int read_flag(struct kvd_engine_cli *cli, int argc, char **argv, int *at,
 
 static int check_together(const struct kvd_engine_cli *cli, struct kvd_diag *diag)
 {
-    const int ways =
-        !!cli->prompt + !!cli->prompt_file + !!cli->tokens_file + cli->chat + !!cli->http;
+    const int ways = !!cli->prompt + !!cli->prompt_file + !!cli->tokens_file + !!cli->prompt_list +
+                     cli->chat + !!cli->http;
     if (!cli->model) {
         return kvd_fail(diag, -KVD_E_CONFIG, "--model is missing: the GGUF file to load");
     }
     if (ways != 1) {
-        return kvd_fail(diag, -KVD_E_CONFIG,
-                        "give one of --prompt, --prompt-file, --tokens-file, --chat and --http");
+        return kvd_fail(
+            diag, -KVD_E_CONFIG,
+            "give one of --prompt, --prompt-file, --tokens-file, --prompt-list, --chat and "
+            "--http");
     }
     if (cli->no_cache && (cli->embedded || cli->socket)) {
         return kvd_fail(diag, -KVD_E_CONFIG, "--no-cache contradicts --embedded and --socket");
@@ -168,7 +170,7 @@ static int check_together(const struct kvd_engine_cli *cli, struct kvd_diag *dia
         return kvd_fail(diag, -KVD_E_CONFIG, "--store, --dram and --nvme are for --embedded");
     }
     if (cli->report && (cli->chat || cli->http)) {
-        return kvd_fail(diag, -KVD_E_CONFIG, "--report is for one prompt");
+        return kvd_fail(diag, -KVD_E_CONFIG, "--report is for prompts, not for --chat and --http");
     }
     if ((cli->raw || cli->tokens_file) && cli->system) {
         return kvd_fail(diag, -KVD_E_CONFIG, "--system is for prompts with the chat template");

@@ -132,6 +132,25 @@ static int encode(const struct kvd_engine_app *app, const char *text, size_t byt
     return kvd_template_chat(tok, messages + skip, 2 - skip, tokens, diag);
 }
 
+static int read_prompt_file(const struct kvd_engine_app *app, const char *path, bool ids,
+                            struct kvd_tokens *tokens, struct kvd_diag *diag)
+{
+    KVD_AUTOFREE char *text = NULL;
+    size_t bytes = 0;
+    const int rc = read_file(path, &text, &bytes, diag);
+    if (rc) {
+        return rc;
+    }
+    if (ids) {
+        return parse_ids(path, text, bytes, tokens, diag);
+    }
+    if (!app->cli.raw && strlen(text) != bytes) {
+        return kvd_fail(diag, -KVD_E_BAD_REQUEST,
+                        "%s: has a zero byte at %zu; take it out or use --raw", path, strlen(text));
+    }
+    return encode(app, text, bytes, tokens, diag);
+}
+
 static int read_prompt(const struct kvd_engine_app *app, struct kvd_tokens *tokens,
                        struct kvd_diag *diag)
 {
@@ -139,51 +158,65 @@ static int read_prompt(const struct kvd_engine_app *app, struct kvd_tokens *toke
     if (cli->prompt) {
         return encode(app, cli->prompt, strlen(cli->prompt), tokens, diag);
     }
-    const char *path = cli->tokens_file ? cli->tokens_file : cli->prompt_file;
-    KVD_AUTOFREE char *text = NULL;
-    size_t bytes = 0;
-    const int rc = read_file(path, &text, &bytes, diag);
+    return cli->tokens_file ? read_prompt_file(app, cli->tokens_file, true, tokens, diag)
+                            : read_prompt_file(app, cli->prompt_file, false, tokens, diag);
+}
+
+static int answer(struct kvd_engine_app *app, const struct kvd_tokens *prompt,
+                  struct kvd_diag *diag)
+{
+    KVD_CLEANUP(kvd_printer_fini) struct kvd_printer printer = {.engine = app->engine};
+    struct kvd_request request = kvd_app_request(app);
+    request.prompt = prompt->ids;
+    request.n_prompt = prompt->n;
+    struct kvd_request_report report;
+    int rc =
+        kvd_engine_run(app->engine, &request, kvd_printer_token, &printer, NULL, diag, &report);
+    rc = rc == 0 && printer.no_memory ? -ENOMEM : rc;
     if (rc) {
         return rc;
     }
-    if (cli->tokens_file) {
-        return parse_ids(path, text, bytes, tokens, diag);
+    (void)putchar('\n');
+    if (fflush(stdout) || ferror(stdout)) {
+        return kvd_fail(diag, -EIO, "writing the answer to stdout failed");
     }
-    if (!cli->raw && strlen(text) != bytes) {
-        return kvd_fail(diag, -KVD_E_BAD_REQUEST,
-                        "%s: has a zero byte at %zu; take it out or use --raw", path, strlen(text));
+    kvd_log_info(&app->log,
+                 "prompt %u tokens: %u from the cache, %u computed; first token after %.1f ms",
+                 report.prompt_tokens, report.hit_tokens, report.computed_tokens,
+                 (double)report.ttft_ns / 1e6);
+    return app->cli.report ? kvd_report_write(app, &report, printer.text ? printer.text : "",
+                                              printer.bytes, diag)
+                           : 0;
+}
+
+static int answer_list(struct kvd_engine_app *app, struct kvd_diag *diag)
+{
+    KVD_AUTOFREE char *text = NULL;
+    size_t bytes = 0;
+    char *rest = NULL;
+    int rc = read_file(app->cli.prompt_list, &text, &bytes, diag);
+    if (rc) {
+        return rc;
     }
-    return encode(app, text, bytes, tokens, diag);
+    for (char *path = strtok_r(text, "\n", &rest); path && rc == 0;
+         path = strtok_r(NULL, "\n", &rest)) {
+        KVD_CLEANUP(kvd_tokens_fini) struct kvd_tokens prompt = {0};
+        rc = read_prompt_file(app, path, false, &prompt, diag);
+        rc = rc ? rc : answer(app, &prompt, diag);
+    }
+    return rc;
 }
 
 int kvd_app_prompt(struct kvd_engine_app *app)
 {
     struct kvd_diag diag = {0};
     KVD_CLEANUP(kvd_tokens_fini) struct kvd_tokens prompt = {0};
-    KVD_CLEANUP(kvd_printer_fini) struct kvd_printer printer = {.engine = app->engine};
-    int rc = read_prompt(app, &prompt, &diag);
-    if (rc) {
-        return kvd_app_failed(&diag, rc);
-    }
-    struct kvd_request request = kvd_app_request(app);
-    request.prompt = prompt.ids;
-    request.n_prompt = prompt.n;
-    struct kvd_request_report report;
-    rc = kvd_engine_run(app->engine, &request, kvd_printer_token, &printer, NULL, &diag, &report);
-    rc = rc == 0 && printer.no_memory ? -ENOMEM : rc;
-    if (rc) {
-        return kvd_app_failed(&diag, rc);
-    }
-    (void)putchar('\n');
-    if (fflush(stdout) || ferror(stdout)) {
-        return kvd_app_failed(&diag, kvd_fail(&diag, -EIO, "writing the answer to stdout failed"));
-    }
-    kvd_log_info(&app->log,
-                 "prompt %u tokens: %u from the cache, %u computed; first token after %.1f ms",
-                 report.prompt_tokens, report.hit_tokens, report.computed_tokens,
-                 (double)report.ttft_ns / 1e6);
-    if (app->cli.report) {
-        rc = kvd_report_write(app, &report, printer.text ? printer.text : "", printer.bytes, &diag);
+    int rc = 0;
+    if (app->cli.prompt_list) {
+        rc = answer_list(app, &diag);
+    } else {
+        rc = read_prompt(app, &prompt, &diag);
+        rc = rc ? rc : answer(app, &prompt, &diag);
     }
     return rc ? kvd_app_failed(&diag, rc) : KVD_EXIT_OK;
 }

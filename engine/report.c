@@ -55,12 +55,12 @@ static json_t *report_json(const struct kvd_engine_app *app, const struct kvd_re
         kvd_engine_model_name(app->engine), "cache", connected ? "connected" : "none");
 }
 
-int kvd_report_write(const struct kvd_engine_app *app, const struct kvd_request_report *report,
+int kvd_report_write(struct kvd_engine_app *app, const struct kvd_request_report *report,
                      const char *text, size_t text_bytes, struct kvd_diag *diag)
 {
     const char *path = app->cli.report;
     json_t *root = report_json(app, report, text, text_bytes);
-    KVD_AUTOFCLOSE FILE *f = fopen(path, "we");
+    KVD_AUTOFCLOSE FILE *f = fopen(path, app->reports++ ? "ae" : "we");
     int rc = f ? 0 : -errno;
     if (f && root && json_dumpf(root, f, JSON_INDENT(2))) {
         rc = -EIO;

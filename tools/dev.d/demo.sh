@@ -91,18 +91,20 @@ demo_daemon_stop() {
 # line of JSON for each.
 demo_engine() {
     local report=$1
-    local -a prompts=()
     shift
+    : >"$DEMO_DIR/prompts"
     while [[ $1 != -- ]]; do
-        prompts+=(--prompt-file "$1")
+        printf '%s\n' "$1" >>"$DEMO_DIR/prompts"
         shift
     done
     shift
-    timeout 120 "$ROOT/build/engine/kvdepot-engine" --model-name "$DEMO_MODEL_NAME" --max-tokens "$DEMO_ANSWER_TOKENS" \
-        "${prompts[@]}" --report "$report" "$@" >"$DEMO_DIR/engine.out" 2>"$DEMO_DIR/engine.log" || {
+    timeout 120 "$ROOT/build/engine/kvdepot-engine" --model-name "$DEMO_MODEL_NAME" \
+        --max-tokens "$DEMO_ANSWER_TOKENS" --prompt-list "$DEMO_DIR/prompts" --report "$DEMO_DIR/report.json" "$@" \
+        >"$DEMO_DIR/engine.out" 2>"$DEMO_DIR/engine.log" || {
         tail -n 20 "$DEMO_DIR/engine.log" >&2
         die "kvdepot-engine failed"
     }
+    jq -c . "$DEMO_DIR/report.json" >"$report"
 }
 
 # ---- material
@@ -170,8 +172,8 @@ demo_ask() {
     local name=$1 text=$2 prompt=$3 reference=$4
     shift 4
     say "step: $text"
-    demo_engine "$DEMO_DIR/report.json" "$DEMO_DIR/prompt$prompt.txt" -- --socket "$DEMO_DIR/s" "$@"
-    demo_add "$name" "$text" "$reference" <"$DEMO_DIR/report.json"
+    demo_engine "$DEMO_DIR/answer.json" "$DEMO_DIR/prompt$prompt.txt" -- --socket "$DEMO_DIR/s" "$@"
+    demo_add "$name" "$text" "$reference" <"$DEMO_DIR/answer.json"
 }
 
 demo_steps() {

@@ -21,13 +21,18 @@ long_tsan() {
 # A target keeps what it learnt in the cache folder, so that the next run starts from there.
 long_fuzz() {
     local seconds=${1:-60} target name corpus passed=0 failed=0
-    setup_configure build-fuzz clang -Dbuildtype=debugoptimized -Db_ndebug=false -Db_lundef=false -Dfuzz=true
+    setup_configure build-fuzz clang -Dbuildtype=debugoptimized -Db_ndebug=false -Db_sanitize=address,undefined \
+        -Db_lundef=false -Dfuzz=true
     setup_build build-fuzz
     for target in "$ROOT"/build-fuzz/tests/fuzz/fuzz_*; do
-        [[ -f $target && -x $target ]] || continue
         name=$(basename "$target")
+        # Beside each target lies a test that runs it over its seeds.
+        [[ -f $target && -x $target && $name != *_seeds ]] || continue
         corpus=$(cache_dir)/corpus/$name
         mkdir -p "$corpus" "$ROOT/build-fuzz/found"
+        if [[ $name == fuzz_gguf ]]; then
+            "$ROOT/build-fuzz/tests/support/kvd-tiny-gguf" "$corpus/tiny.gguf"
+        fi
         say "fuzz: $name for $seconds s"
         if quietly "$ROOT/build-fuzz/$name.log" "$target" -max_total_time="$seconds" -rss_limit_mb=2048 \
             -artifact_prefix="$ROOT/build-fuzz/found/$name-" "$corpus"; then
