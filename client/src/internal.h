@@ -117,6 +117,7 @@ struct kvd_call {
     struct kvd_put *put;
     uint32_t first;
     uint32_t n;
+    uint32_t before; /* load: blocks that earlier parts copied */
     void *const *dest;
     void *cookie;
 
@@ -274,8 +275,11 @@ struct kvd_wire_block kvd_call_row(const struct kvd_call *call, uint32_t i);
 int kvd_match_finish_locked(struct kvd_call *call, struct kvd_match_result *ret);
 void kvd_lease_free_locked(struct kvd_lease *lease);
 
-/* ---- load.c: without the lock; the call is DONE */
-int kvd_load_finish(struct kvd_call *call, uint32_t *ret_good);
+/* ---- load.c */
+
+/* Copies what a DONE submission brought; without the lock. False: it goes on as another submission.
+ */
+bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good);
 
 /* ---- put.c */
 int kvd_put_commit_finish_locked(struct kvd_call *call, struct kvd_put_result *ret);

@@ -3,6 +3,10 @@
  * copies them out of its read-only mapping and then looks whether the slot is still the one it was
  * given (its generation, which the daemon raises before a slot's bytes may change). That check
  * makes a copy safe that outlived its lease.
+ *
+ * A prefix may be larger than what the daemon pins for one client. Then an answer ends early with a
+ * block that is "stored", not "failed": what there is was copied, and the next load asks from there
+ * on, which lets the daemon go of what lies before.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,41 +14,69 @@
 
 #include "client/src/internal.h"
 
-static int load_start_locked(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
-                             bool wait, void *cookie, struct kvd_call **ret)
+/* A part of a load: blocks [first, first + n) of the lease; `before` were copied by earlier parts.
+ */
+struct part {
+    struct kvd_lease *lease;
+    uint32_t first;
+    uint32_t n;
+    uint32_t before;
+    void *const *dest;
+    uint64_t deadline_ns;
+};
+
+/* What the daemon may take: a little less than we wait, so that its answer comes before we give up.
+ */
+static uint32_t daemon_ms(uint64_t deadline_ns)
 {
-    struct kvd_client *c = lease->space->client;
+    uint32_t ms = (uint32_t)kvd_deadline_poll_ms(deadline_ns);
+    ms -= ms / 10;
+    return ms ? ms : 1;
+}
+
+static int part_call_locked(const struct part *part, bool wait, struct kvd_call **ret)
+{
+    struct kvd_client *c = part->lease->space->client;
+    struct kvd_call *call;
+    if (part->lease->conn != c->conn) {
+        return kvd_client_fail(c, KVD_STALE, "the lease is of a connection that has ended");
+    }
+    int err = kvd_call_create_locked(c->conn, KVD_CALL_LOAD, part->deadline_ns,
+                                     part->n * sizeof(struct kvd_wire_block), wait, &call);
+    if (err) {
+        return err;
+    }
+    call->lease = part->lease;
+    call->first = part->first;
+    call->n = part->n;
+    call->before = part->before;
+    call->dest = part->dest;
+    call->results_offset = call->offset;
+    call->n_results = part->n;
+    *ret = call;
+    return 0;
+}
+
+/* Sends a part. wait: until its reply has come, then *ret is the DONE call. Else it becomes
+ * kvd_drain's. */
+static int part_start_locked(const struct part *part, bool wait, void *cookie,
+                             struct kvd_call **ret)
+{
     Kvd__Wire__Range results = KVD__WIRE__RANGE__INIT;
     Kvd__Wire__LoadRequest body = KVD__WIRE__LOAD_REQUEST__INIT;
     Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
     struct kvd_call *call;
-    int err = kvd_client_ready_locked(c, wait, kvd_mono_ns() + c->connect_ns);
+    int err = part_call_locked(part, wait, &call);
     if (err) {
         return err;
     }
-    if (lease->conn != c->conn) {
-        return kvd_client_fail(c, KVD_STALE, "the lease is of a connection that has ended");
-    }
-    err = kvd_call_create_locked(lease->conn, KVD_CALL_LOAD, kvd_mono_ns() + c->io_ns,
-                                 n * sizeof(struct kvd_wire_block), wait, &call);
-    if (err) {
-        return err;
-    }
-    call->lease = lease;
-    call->first = first;
-    call->n = n;
-    call->dest = dest;
-    call->results_offset = call->offset;
-    call->n_results = n;
     results.offset = call->offset;
-    results.bytes = n * sizeof(struct kvd_wire_block);
-    body.lease = lease->id;
-    body.first_block = first;
-    body.n_blocks = n;
+    results.bytes = part->n * sizeof(struct kvd_wire_block);
+    body.lease = part->lease->id;
+    body.first_block = part->first;
+    body.n_blocks = part->n;
     body.results = &results;
-    /* a little earlier than ours, so that its answer comes before we give up */
-    body.deadline_ms = (uint32_t)(c->io_ns / KVD_NS_PER_MS - c->io_ns / KVD_NS_PER_MS / 10);
-    body.deadline_ms = body.deadline_ms ? body.deadline_ms : 1;
+    body.deadline_ms = daemon_ms(part->deadline_ns);
     req.body_case = KVD__WIRE__REQUEST__BODY_LOAD;
     req.load = &body;
     if (!wait) {
@@ -81,7 +113,8 @@ static bool block_copy(const struct kvd_link *conn, const struct kvd_wire_block 
     return __atomic_load_n(generation, __ATOMIC_ACQUIRE) == row->generation;
 }
 
-int kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
+/* Copies what a DONE part brought; without the lock. True: there is more to ask for. */
+static bool part_copy(struct kvd_call *call, uint32_t *ret_good)
 {
     struct kvd_lease *lease = call->lease;
     struct kvd_client *c = lease->space->client;
@@ -94,6 +127,8 @@ int kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
         }
         good++;
     }
+    bool more = good > 0 && good == said && said < call->n &&
+                kvd_call_row(call, good).state == KVD_BLOCK_STORED;
     kvd_client_lock(c);
     uint32_t stale_from = call->first + good;
     if (good < said && (!lease->has_stale || stale_from < lease->stale_from)) {
@@ -101,10 +136,38 @@ int kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
         lease->stale_from = stale_from;
     }
     c->stats.loaded_blocks += good;
-    c->stats.failed_blocks += call->n - good;
+    c->stats.failed_blocks += more ? 0 : call->n - good;
     kvd_client_unlock(c);
     *ret_good = good;
-    return 0;
+    return more;
+}
+
+static struct part part_after(const struct kvd_call *call, uint32_t good)
+{
+    return (struct part){.lease = call->lease,
+                         .first = call->first + good,
+                         .n = call->n - good,
+                         .before = call->before + good,
+                         .dest = call->dest + good,
+                         .deadline_ns = call->deadline_ns};
+}
+
+bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
+{
+    struct kvd_client *c = call->conn->client;
+    uint32_t good = 0;
+    bool more = part_copy(call, &good);
+    if (more) {
+        struct part next = part_after(call, good);
+        kvd_client_lock(c);
+        int err = part_start_locked(&next, false, call->cookie, NULL);
+        kvd_client_unlock(c);
+        if (!err) {
+            return false;
+        }
+    }
+    *ret_good = call->before + good;
+    return true;
 }
 
 static int load_check(struct kvd_lease *lease, uint32_t first, uint32_t n)
@@ -117,39 +180,76 @@ static int load_check(struct kvd_lease *lease, uint32_t first, uint32_t n)
     return 0;
 }
 
+/* One part of a synchronous load. 0: *part is what there is still to do, nothing where n is 0. */
+static int part_run(struct part *part)
+{
+    struct kvd_client *c = part->lease->space->client;
+    struct kvd_call *call = NULL;
+    kvd_client_lock(c);
+    int err = part_start_locked(part, true, NULL, &call);
+    kvd_client_unlock(c);
+    if (err) {
+        return err;
+    }
+    uint32_t good = 0;
+    bool more = part_copy(call, &good);
+    *part = part_after(call, good);
+    part->n = more ? part->n : 0;
+    kvd_client_lock(c);
+    kvd_call_free_locked(&call);
+    kvd_client_unlock(c);
+    return 0;
+}
+
+/* Connected, as far as can be told; then the time of a load begins. */
+static int load_begin(struct kvd_lease *lease, uint32_t first, uint32_t n, bool wait)
+{
+    struct kvd_client *c = lease->space->client;
+    int err = load_check(lease, first, n);
+    if (!err) {
+        kvd_client_lock(c);
+        err = kvd_client_ready_locked(c, wait, kvd_mono_ns() + c->connect_ns);
+        kvd_client_unlock(c);
+    }
+    return err;
+}
+
 int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
              uint32_t *ret_good)
 {
     KVD_MAGIC_CHECK(lease, KVD_LEASE_MAGIC);
-    struct kvd_client *c = lease->space->client;
-    struct kvd_call *call = NULL;
-    int err = load_check(lease, first, n);
-    if (err) {
+    int err = load_begin(lease, first, n, true);
+    struct part part = {.lease = lease,
+                        .first = first,
+                        .n = n,
+                        .dest = dest,
+                        .deadline_ns = kvd_mono_ns() + lease->space->client->io_ns};
+    while (!err && part.n > 0) {
+        err = part_run(&part);
+    }
+    if (err && part.before == 0) {
         return err;
     }
-    kvd_client_lock(c);
-    err = load_start_locked(lease, first, n, dest, true, NULL, &call);
-    kvd_client_unlock(c);
-    if (err) {
-        return err;
-    }
-    err = kvd_load_finish(call, ret_good);
-    kvd_client_lock(c);
-    kvd_call_free_locked(&call);
-    kvd_client_unlock(c);
-    return err;
+    *ret_good = part.before; /* what earlier parts copied is right, whatever became of the last */
+    return 0;
 }
 
 int kvd_submit_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
                     void *cookie)
 {
     KVD_MAGIC_CHECK(lease, KVD_LEASE_MAGIC);
-    int err = load_check(lease, first, n);
+    struct kvd_client *c = lease->space->client;
+    int err = load_begin(lease, first, n, false);
     if (err) {
         return err;
     }
-    kvd_client_lock(lease->space->client);
-    err = load_start_locked(lease, first, n, dest, false, cookie, NULL);
-    kvd_client_unlock(lease->space->client);
+    struct part part = {.lease = lease,
+                        .first = first,
+                        .n = n,
+                        .dest = dest,
+                        .deadline_ns = kvd_mono_ns() + c->io_ns};
+    kvd_client_lock(c);
+    err = part_start_locked(&part, false, cookie, NULL);
+    kvd_client_unlock(c);
     return err;
 }

@@ -62,18 +62,23 @@ static enum kvd_op op_of(const struct kvd_call *call)
     }
 }
 
-/* Completes a call whose reply has come; the lock is let go for the copies of a load. */
-static struct kvd_completion finish_locked(struct kvd_client *c, struct kvd_call *call)
+/* Completes a call whose reply has come; the lock is let go for the copies of a load. False: the
+ * load goes on with its next part. */
+static bool finish_locked(struct kvd_client *c, struct kvd_call *call, struct kvd_completion *ret)
 {
-    struct kvd_completion done = {.op = op_of(call), .cookie = call->cookie};
-    done.status = kvd_call_status(call);
-    if (done.status == 0 && call->op == KVD_CALL_MATCH) {
-        done.status = kvd_match_finish_locked(call, &done.match);
-    } else if (done.status == 0 && call->op == KVD_CALL_PUT_COMMIT) {
-        done.status = kvd_put_commit_finish_locked(call, &done.put);
-    } else if (done.status == 0 && call->op == KVD_CALL_LOAD) {
+    bool done = true;
+    *ret = (struct kvd_completion){.op = op_of(call), .cookie = call->cookie};
+    ret->status = kvd_call_status(call);
+    if (ret->status && call->before > 0) {
+        ret->status = 0; /* what earlier parts copied is right */
+        ret->good = call->before;
+    } else if (ret->status == 0 && call->op == KVD_CALL_MATCH) {
+        ret->status = kvd_match_finish_locked(call, &ret->match);
+    } else if (ret->status == 0 && call->op == KVD_CALL_PUT_COMMIT) {
+        ret->status = kvd_put_commit_finish_locked(call, &ret->put);
+    } else if (ret->status == 0 && call->op == KVD_CALL_LOAD) {
         kvd_client_unlock(c);
-        done.status = kvd_load_finish(call, &done.good);
+        done = kvd_load_finish(call, &ret->good);
         kvd_client_lock(c);
     }
     kvd_call_free_locked(&call);
@@ -88,8 +93,10 @@ static int expire_locked(struct kvd_client *c, struct kvd_completion *ret, int m
     kvd_list_foreach_safe (it, &c->submitted) {
         struct kvd_call *call = KVD_CONTAINER_OF(it, struct kvd_call, async);
         if (n < max && call->deadline_ns <= now) {
-            ret[n++] = (struct kvd_completion){
-                .op = op_of(call), .status = KVD_DEADLINE, .cookie = call->cookie};
+            ret[n++] = (struct kvd_completion){.op = op_of(call),
+                                               .status = call->before ? 0 : KVD_DEADLINE,
+                                               .good = call->before,
+                                               .cookie = call->cookie};
             (void)kvd_client_fail(c, KVD_DEADLINE, "the daemon did not answer in time");
             kvd_call_abandon_locked(call);
         }
@@ -121,7 +128,8 @@ int kvd_drain(struct kvd_client *client, struct kvd_completion *ret_completions,
     }
     while (n < max && !kvd_list_empty(&c->done)) {
         struct kvd_list *link = kvd_list_pop_front(&c->done);
-        ret_completions[n++] = finish_locked(c, KVD_CONTAINER_OF(link, struct kvd_call, async));
+        struct kvd_call *call = KVD_CONTAINER_OF(link, struct kvd_call, async);
+        n += finish_locked(c, call, &ret_completions[n]);
     }
     n += expire_locked(c, ret_completions + n, max - n);
     if (kvd_list_empty(&c->done)) {
