@@ -185,7 +185,7 @@ static int table_init(struct table *t, uint32_t max, const char *other)
 {
     t->max = max;
     t->keys = calloc(max + 1, sizeof(*t->keys));
-    t->rows = calloc(max + 1, sizeof(*t->rows));
+    t->rows = calloc(max + 1, sizeof(void *));
     t->other = calloc(1, sizeof(*t->other));
     if (!t->keys || !t->rows || !t->other) {
         return -ENOMEM;
