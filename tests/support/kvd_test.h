@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-static int kvd_test_skipped;
+static int kvd_test_skipped __attribute__((unused));
 
 /* Skips the running test and says why. Where KVD_REQUIRE names what is missing, that is a failure
  * instead. */
