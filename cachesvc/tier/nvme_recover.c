@@ -535,7 +535,9 @@ static int settle_all(struct recovery *rc)
     for (uint32_t i = 0; i < rc->n_by_name && !err; i++) {
         err = settle_row(rc->t, rc->by_name[i], rc->seen[i]);
     }
-    qsort(rc->orphans, rc->n_orphans, sizeof(*rc->orphans), orphan_order);
+    if (rc->n_orphans > 0) {
+        qsort(rc->orphans, rc->n_orphans, sizeof(*rc->orphans), orphan_order);
+    }
     for (uint32_t i = 0; i < rc->n_orphans && !err; i++) {
         err = recover_orphan(rc->t, &rc->orphans[i]);
     }
