@@ -147,7 +147,7 @@ static const struct bad bad_files[] = {
     {"dram:\n", ":1:6: dram is a group of options"},
     {"dram: [1]\n", ":1:7: dram is a group of options"},
     {"dram: {cap: {x: 1}}\n", ":1:13: dram.cap has no single value"},
-    {"dram:\n  cap: 12k\n", ":2:8: dram.cap is \"12k\"; 16MiB to 1PiB"},
+    {"dram:\n  cap: 12k\n", ":2:8: dram.cap is \"12k\"; 32MiB to 1PiB"},
     {"io: {depth: 010}\n", ":1:13: io.depth is \"010\"; 1 to 4096"},
     {"nvme: {enabled: on}\n", ":1:17: nvme.enabled is \"on\"; true or false is allowed"},
     {"nvme: {enabled: True}\n", ":1:17: nvme.enabled is \"True\"; true or false is allowed"},

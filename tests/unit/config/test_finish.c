@@ -5,7 +5,7 @@ static void make(struct kvd_config *c)
 {
     assert_int_equal(kvd_config_init(c), 0);
     struct kvd_diag diag;
-    assert_int_equal(kvd_config_set(c, "dram.cap", "16MiB", "", &diag), 0);
+    assert_int_equal(kvd_config_set(c, "dram.cap", "32MiB", "", &diag), 0);
     assert_int_equal(kvd_config_set(c, "nvme.cap", "16MiB", "", &diag), 0);
 }
 

@@ -30,8 +30,8 @@ static void test_both_ways(void **state)
     int err = parse(&c, "--dir=/tmp --io.depth 7 --nvme.enabled=false --dram.path= --dram.cap -1",
                     &flags, &diag, copy);
     assert_int_equal(err, -KVD_E_CONFIG); /* one dash is a value, a bad one here */
-    assert_int_equal(says(copy, "--dram.cap is \"-1\"; 16MiB to 1PiB", diag.text), 0);
-    err = parse(&c, "--dir=/tmp --io.depth 7 --nvme.enabled=false --dram.path= --dram.cap 16MiB",
+    assert_int_equal(says(copy, "--dram.cap is \"-1\"; 32MiB to 1PiB", diag.text), 0);
+    err = parse(&c, "--dir=/tmp --io.depth 7 --nvme.enabled=false --dram.path= --dram.cap 32MiB",
                 &flags, &diag, copy);
     assert_int_equal(err, 0);
     assert_string_equal(c.dir, "/tmp");
@@ -53,7 +53,7 @@ static void test_order(void **state)
     char line[PATH_MAX + 200];
     char copy[PATH_MAX + 200];
     folder_make(&folder);
-    folder_write(&folder, "c.yaml", "io: {depth: 11}\nclient: {max: 5}\ndram: {cap: 16MiB}\n",
+    folder_write(&folder, "c.yaml", "io: {depth: 11}\nclient: {max: 5}\ndram: {cap: 32MiB}\n",
                  path);
     assert_int_equal(kvd_config_init(&c), 0);
     /* the flag stands before --config, and still lies over the file */
@@ -64,7 +64,7 @@ static void test_order(void **state)
     assert_int_equal(c.client_max, 5);
     assert_int_equal(c.client_pin_share, 50);
     /* the later of two flags counts */
-    assert_int_equal(parse(&c, "--io.depth=1 --io.depth=2 --dram.cap=16MiB", &flags, &diag, copy),
+    assert_int_equal(parse(&c, "--io.depth=1 --io.depth=2 --dram.cap=32MiB", &flags, &diag, copy),
                      0);
     assert_int_equal(c.io_depth, 2);
     folder_remove(&folder);
@@ -78,7 +78,7 @@ static void test_plain_flags(void **state)
     struct kvd_diag diag = {""};
     char copy[512];
     assert_int_equal(kvd_config_init(&c), 0);
-    assert_int_equal(parse(&c, "--check-config --drop-dram --dram.cap 16MiB --nvme.enabled false",
+    assert_int_equal(parse(&c, "--check-config --drop-dram --dram.cap 32MiB --nvme.enabled false",
                            &flags, &diag, copy),
                      0);
     assert_true(flags.check_config && flags.drop_dram);

@@ -175,8 +175,8 @@ struct bad {
 };
 
 static const struct bad bad_values[] = {
-    {"dram.cap", "12k", "W is \"12k\"; 16MiB to 1PiB, as 4096, 64MiB"},
-    {"dram.cap", "1MiB", "W is \"1MiB\"; 16MiB to 1PiB"},
+    {"dram.cap", "12k", "W is \"12k\"; 32MiB to 1PiB, as 4096, 64MiB"},
+    {"dram.cap", "1MiB", "W is \"1MiB\"; 32MiB to 1PiB"},
     {"io.depth", "0", "W is \"0\"; 1 to 4096, a whole number, is allowed"},
     {"io.depth", "064", "W is \"064\"; 1 to 4096"},
     {"io.depth", "64.0", "W is \"64.0\"; 1 to 4096"},

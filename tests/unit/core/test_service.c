@@ -314,13 +314,13 @@ static void caps_hold_and_say_evicted(void **state)
     (void)state;
     struct rig rig;
     static uint32_t tokens[128][TOKENS];
-    rig_init(&rig, "16MiB", "16MiB");
+    rig_init(&rig, "32MiB", "16MiB");
     rig_open(&rig, false);
     for (uint32_t i = 0; i < 128;
-         i++) { /* 128 * 12 * 36 KiB = 54 MiB through two tiers of 16 MiB */
+         i++) { /* 128 * 12 * 36 KiB = 54 MiB through tiers of 28 and 16 MiB */
         rig_tokens(100 + i, TOKENS, tokens[i]);
         assert_int_equal(rig_put(&rig, "", "chat", tokens[i], N), N);
-        assert_true(rig_number(&rig, "status", "", "tiers.0.used_bytes") <= 16 << 20);
+        assert_true(rig_number(&rig, "status", "", "tiers.0.used_bytes") <= 28 << 20);
         assert_true(rig_number(&rig, "status", "", "tiers.1.used_bytes") <= 16 << 20);
     }
     rig_settle(&rig);
@@ -334,11 +334,11 @@ static void caps_hold_and_say_evicted(void **state)
 static void more_than_a_client_may_pin(void **state)
 {
     (void)state;
-    enum { MANY = 300 };
+    enum { MANY = 500 };
     struct rig rig;
     uint32_t tokens[MANY * RIG_BLOCK_TOKENS + 1];
     rig_tokens(12, MANY * RIG_BLOCK_TOKENS + 1, tokens);
-    rig_init(&rig, "16MiB", "64MiB"); /* half of dram is 190 blocks of 36 KiB */
+    rig_init(&rig, "32MiB", "64MiB"); /* half of dram is under 400 blocks of 36 KiB */
     rig_open(&rig, false);
     assert_int_equal(rig_put(&rig, "", "chat", tokens, MANY), MANY);
     rig_close(&rig);
