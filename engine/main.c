@@ -16,36 +16,46 @@
 
 #define DEFAULT_SOCKET "/run/kvdepot/kvdepotd.sock"
 
+/* The daemon in this process and its options, which it reads until it ends. */
+struct embedded {
+    struct kvd_config config;
+    bool configured;
+    struct kvd_daemon *daemon;
+};
+
+static void embedded_stop(struct embedded *e)
+{
+    kvd_daemon_stop(&e->daemon);
+    if (e->configured) {
+        kvd_config_fini(&e->config);
+    }
+}
+
 static int set_option(struct kvd_config *config, const char *name, const char *value,
                       const char *where, struct kvd_diag *diag)
 {
     return value ? kvd_config_set(config, name, value, where, diag) : 0;
 }
 
-static int start_daemon(struct kvd_engine_app *app, struct kvd_diag *diag,
-                        struct kvd_daemon **ret_daemon)
+static int start_daemon(struct kvd_engine_app *app, struct kvd_diag *diag, struct embedded *e)
 {
     const struct kvd_engine_cli *cli = &app->cli;
-    struct kvd_config config;
-    int rc = kvd_config_init(&config);
+    int rc = kvd_config_init(&e->config);
     if (rc) {
         return kvd_fail(diag, rc, "the daemon's options: %s", kvd_strerror(rc));
     }
-    rc = set_option(&config, "dir", cli->store, "--store", diag);
-    rc = rc ? rc : set_option(&config, "dram.cap", cli->dram, "--dram", diag);
-    rc = rc ? rc : set_option(&config, "nvme.cap", cli->nvme, "--nvme", diag);
-    rc = rc ? rc : set_option(&config, "socket", cli->socket, "--socket", diag);
-    rc = rc ? rc : kvd_config_finish(&config, diag);
-    rc = rc ? rc
-            : kvd_daemon_start(&config, false, cli->socket && *cli->socket, &app->log, diag,
-                               ret_daemon);
-    kvd_config_fini(&config);
-    return rc;
+    e->configured = true;
+    rc = set_option(&e->config, "dir", cli->store, "--store", diag);
+    rc = rc ? rc : set_option(&e->config, "dram.cap", cli->dram, "--dram", diag);
+    rc = rc ? rc : set_option(&e->config, "nvme.cap", cli->nvme, "--nvme", diag);
+    rc = rc ? rc : set_option(&e->config, "socket", cli->socket, "--socket", diag);
+    rc = rc ? rc : kvd_config_finish(&e->config, diag);
+    const bool listens = cli->socket && *cli->socket;
+    return rc ? rc : kvd_daemon_start(&e->config, false, listens, &app->log, diag, &e->daemon);
 }
 
 /* The client of a daemon: in this process, at a socket, or none. */
-static int open_client(struct kvd_engine_app *app, struct kvd_diag *diag,
-                       struct kvd_daemon **ret_daemon)
+static int open_client(struct kvd_engine_app *app, struct kvd_diag *diag, struct embedded *e)
 {
     const struct kvd_engine_cli *cli = &app->cli;
     const char *path = cli->socket ? cli->socket : DEFAULT_SOCKET;
@@ -55,11 +65,11 @@ static int open_client(struct kvd_engine_app *app, struct kvd_diag *diag,
     options.match_ms = cli->match_ms;
     KVD_AUTOCLOSE int fd = -1;
     if (cli->embedded) {
-        const int rc = start_daemon(app, diag, ret_daemon);
+        const int rc = start_daemon(app, diag, e);
         if (rc) {
             return rc;
         }
-        fd = kvd_daemon_connect(*ret_daemon);
+        fd = kvd_daemon_connect(e->daemon);
         if (fd < 0) {
             return kvd_fail(diag, fd, "connecting to the embedded daemon: %s", kvd_strerror(fd));
         }
@@ -130,13 +140,13 @@ static int go(struct kvd_engine_app *app)
 static int run(struct kvd_engine_app *app)
 {
     struct kvd_diag diag = {0};
-    struct kvd_daemon *daemon = NULL;
-    int rc = open_client(app, &diag, &daemon);
+    struct embedded embedded = {0};
+    int rc = open_client(app, &diag, &embedded);
     rc = rc ? rc : open_engine(app, &diag);
     const int status = rc ? kvd_app_failed(&diag, rc) : go(app);
     kvd_engine_close(&app->engine);
     kvd_client_close(&app->client);
-    kvd_daemon_stop(&daemon);
+    embedded_stop(&embedded);
     return status;
 }
 

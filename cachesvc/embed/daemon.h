@@ -13,7 +13,8 @@
 struct kvd_config;
 struct kvd_daemon;
 
-/* listen: bind the configured socket. Without it only embedded clients are served. */
+/* listen: bind the configured socket. Without it only embedded clients are served. config and log
+ * are borrowed until kvd_daemon_stop. */
 int kvd_daemon_start(const struct kvd_config *config, bool drop_dram, bool listen,
                      struct kvd_log *log, struct kvd_diag *diag, struct kvd_daemon **ret);
 
