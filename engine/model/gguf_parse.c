@@ -186,7 +186,7 @@ static int read_value(struct parser *p, struct gguf_value *v)
         return read_array(p, v);
     }
     if (v->type == GGUF_STRING) {
-        struct kvd_gguf_str text;
+        struct kvd_gguf_str text = {0};
         r = read_string(p, "a string", &text);
         if (r < 0) {
             return r;

@@ -46,9 +46,9 @@ static int append_turn(const struct chat *c, const char *role, const char *conte
     if (!text) {
         return chat_failed(c, -ENOMEM);
     }
-    memcpy(text, role, role_bytes);
-    text[role_bytes] = '\n';
-    memcpy(text + role_bytes + 1, content, content_bytes);
+    char *at = mempcpy(text, role, role_bytes);
+    *at++ = '\n';
+    memcpy(at, content, content_bytes);
     int r = append_mark(c, c->start);
     r = r < 0 ? r : append_text(c, text, role_bytes + 1 + content_bytes);
     r = r < 0 ? r : append_mark(c, c->end);

@@ -233,7 +233,7 @@ static int load_tokens(struct loader *l)
         return r;
     }
     v->tokens = calloc(n, sizeof(*v->tokens));
-    v->bytes = calloc(bytes, 1);
+    v->bytes = calloc(bytes + 1, 1);
     if (!v->tokens || !v->bytes) {
         return kvd_fail(l->diag, -ENOMEM, "no memory for %" PRIu64 " tokens", n);
     }

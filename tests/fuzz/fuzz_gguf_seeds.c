@@ -1,15 +1,16 @@
 /*
- * Runs the fuzz entry of the GGUF reader over a small real file and 6,000 mutations of it, always
- * the same ones: bytes flipped, numbers replaced by ones that like to overflow, pieces cut out.
- * Half of them stay within the header's parameters and tensor descriptions, where most fields are.
- * Sanitizer builds make this worth its time.
+ * Runs the fuzz entry of the GGUF reader over two good files and thousands of mutations of them,
+ * always the same ones: bits and bytes changed, numbers replaced by ones that like to overflow,
+ * pieces cut out. One file is the small test model, half of whose changes stay within its first
+ * keys; the other is so small that most changes hit a field that matters.
  */
 #include "kvd_test.h"
 
+#include "../unit/engine_model/blob.h"
 #include "fuzz.h"
 #include "tiny_gguf.h"
 
-enum { ROUNDS = 6000 };
+enum { MODEL_ROUNDS = 2000, SMALL_ROUNDS = 30000 };
 
 static uint64_t random_next(uint64_t *state)
 {
@@ -58,33 +59,76 @@ static void mutate(uint8_t *bytes, size_t *n, uint64_t *rng)
     }
 }
 
-static void test_mutations(void **state)
+/* Runs the entry over a seed and mutations of it. Each is in memory of its own size, so that one
+ * byte too far is seen. */
+static void run(const uint8_t *seed, size_t whole, int rounds)
+{
+    uint64_t rng = 88172645463325252U;
+    for (int round = 0; round < rounds; round++) {
+        size_t n = whole;
+        uint8_t *bytes = blob_exact(seed, whole);
+        uint64_t changes = round == 0 ? 0 : 1 + random_next(&rng) % 3;
+        for (uint64_t i = 0; i < changes; i++) {
+            mutate(bytes, &n, &rng);
+        }
+        uint8_t *exact = blob_exact(bytes, n);
+        assert_int_equal(LLVMFuzzerTestOneInput(exact, n), 0);
+        free(exact);
+        free(bytes);
+    }
+}
+
+static void test_model(void **state)
 {
     const struct kvd_tiny_gguf_options o = {
         .layers = 1, .width = 32, .heads = 2, .kv_heads = 1, .ffn = 32};
-    size_t whole;
-    uint8_t *seed = kvd_tiny_gguf_build(&o, &whole);
+    size_t n;
+    uint8_t *seed = kvd_tiny_gguf_build(&o, &n);
     assert_non_null(seed);
-    assert_int_equal(LLVMFuzzerTestOneInput(seed, whole), 0);
-    uint64_t rng = 88172645463325252U;
-    for (int round = 0; round < ROUNDS; round++) {
-        size_t n = whole;
-        uint8_t *bytes = malloc(whole);
-        assert_non_null(bytes);
-        memcpy(bytes, seed, whole);
-        for (uint64_t i = 0; i <= random_next(&rng) % 3; i++) {
-            mutate(bytes, &n, &rng);
-        }
-        uint8_t *exact = realloc(bytes, n ? n : 1); /* so that one byte too far is seen */
-        assert_non_null(exact);
-        assert_int_equal(LLVMFuzzerTestOneInput(exact, n), 0);
-        free(exact);
-    }
+    run(seed, n, MODEL_ROUNDS);
     free(seed);
 }
 
+static void put_vocabulary(struct blob *b)
+{
+    static const char *const tokens[] = {"<|im_end|>", "H", "e", "l", "o", "He", "ll"};
+    enum { TOKENS = sizeof(tokens) / sizeof(tokens[0]) };
+    blob_array(b, "tokenizer.ggml.tokens", B_STRING, TOKENS);
+    for (int i = 0; i < TOKENS; i++) {
+        blob_str(b, tokens[i]);
+    }
+    blob_array(b, "tokenizer.ggml.token_type", B_I32, TOKENS);
+    for (int i = 0; i < TOKENS; i++) {
+        blob_le(b, i == 0 ? 3 : 1, 4);
+    }
+    blob_array(b, "tokenizer.ggml.merges", B_STRING, 2);
+    blob_str(b, "H e");
+    blob_str(b, "l l");
+}
+
+/* A file so small that most changes hit a field that matters. */
+static void test_small_file(void **state)
+{
+    static struct blob b;
+    blob_head(&b, 2, 9);
+    blob_number(&b, "general.alignment", B_U32, 32, 4);
+    blob_key(&b, "tokenizer.ggml.model", B_STRING);
+    blob_str(&b, "gpt2");
+    blob_key(&b, "tokenizer.ggml.pre", B_STRING);
+    blob_str(&b, "smollm");
+    put_vocabulary(&b);
+    blob_number(&b, "tokenizer.ggml.eos_token_id", B_U32, 0, 4);
+    blob_number(&b, "tokenizer.ggml.add_bos_token", B_BOOL, 0, 1);
+    blob_number(&b, "a.u8", B_U8, 7, 1);
+    blob_tensor(&b, "q", 32, 1, 3, 0);
+    blob_tensor(&b, "norm", 4, 1, 0, 32);
+    blob_data(&b, 64);
+    run(b.bytes, b.n, SMALL_ROUNDS);
+}
+
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_mutations),
+    cmocka_unit_test(test_model),
+    cmocka_unit_test(test_small_file),
 };
 
 KVD_TEST_MAIN(tests)
