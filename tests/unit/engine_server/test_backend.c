@@ -8,11 +8,14 @@
 
 #include <jansson.h>
 
+#include "cachesvc/config/config.h"
+#include "cachesvc/embed/daemon.h"
 #include "engine/server/api_request.h"
 #include "engine/server/json_text.h"
 #include "engine/server/server.h"
 #include "engine/session/session.h"
 #include "http_client.h"
+#include "kvdepot/kvdepot.h"
 #include "tiny_gguf.h"
 
 static char folder[64] = "/tmp/kvd-backend-XXXXXX";
@@ -198,11 +201,138 @@ static void test_stream_says_what_plain_says(void **state)
     kvd_server_stop(&server);
 }
 
+/* ---- with a daemon in the process, as --embedded has it ---- */
+
+struct node {
+    struct kvd_config config;
+    struct kvd_daemon *daemon;
+    struct kvd_client *client;
+    struct kvd_engine *engine;
+    struct kvd_engine_backend backend;
+    struct kvd_server *server;
+    char folder[64];
+};
+
+static void set(struct node *n, const char *name, const char *value)
+{
+    struct kvd_diag diag = {0};
+    if (kvd_config_set(&n->config, name, value, name, &diag)) {
+        fail_msg("%s", diag.text);
+    }
+}
+
+static void daemon_up(struct node *n)
+{
+    struct kvd_diag diag = {0};
+    char path[96];
+    (void)strcpy(n->folder, "/tmp/kvd-server-XXXXXX");
+    assert_non_null(mkdtemp(n->folder));
+    assert_int_equal(kvd_config_init(&n->config), 0);
+    set(n, "dir", n->folder);
+    (void)snprintf(path, sizeof(path), "/dev/shm/%s.pool", n->folder + strlen("/tmp/"));
+    set(n, "dram.path", path);
+    set(n, "dram.cap", "64MiB");
+    set(n, "nvme.enabled", "false");
+    int rc = kvd_config_finish(&n->config, &diag);
+    rc = rc ? rc : kvd_daemon_start(&n->config, false, false, NULL, &diag, &n->daemon);
+    if (rc) {
+        fail_msg("%s", diag.text);
+    }
+    struct kvd_client_options options;
+    kvd_client_options_init(&options);
+    options.connect_ms = options.match_ms = options.io_ms = 20000;
+    options.fd = kvd_daemon_connect(n->daemon);
+    assert_true(options.fd >= 0);
+    assert_int_equal(kvd_client_open(&options, &n->client), 0);
+}
+
+static void node_up(struct node *n)
+{
+    struct kvd_diag diag = {0};
+    char path[96];
+    *n = (struct node){0};
+    daemon_up(n);
+    (void)snprintf(path, sizeof(path), "%s/a.gguf", n->folder);
+    const struct kvd_tiny_gguf_options tiny = {.seed = 1, .context = 512};
+    assert_int_equal(kvd_tiny_gguf_write(path, &tiny), 0);
+    const struct kvd_engine_options options = {
+        .model_path = path, .threads = 1, .client = n->client};
+    assert_int_equal(kvd_engine_open(&options, &diag, &n->engine), 0);
+    kvd_engine_backend_init(&n->backend, n->engine);
+    struct kvd_server_options server;
+    kvd_server_options_init(&server);
+    server.backend = &n->backend.backend;
+    assert_int_equal(kvd_server_start(&server, &diag, &n->server), 0);
+}
+
+static void node_down(struct node *n)
+{
+    char command[96];
+    kvd_server_stop(&n->server);
+    kvd_engine_close(&n->engine);
+    kvd_client_close(&n->client);
+    kvd_daemon_stop(&n->daemon);
+    (void)unlink(n->config.dram_path);
+    kvd_config_fini(&n->config);
+    (void)snprintf(command, sizeof(command), "rm -rf %s", n->folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* A question of more than two blocks; `more` are further fields. Returns hit tokens, which add up
+ * with the missed. */
+static uint32_t hits_of(struct node *n, const char *more)
+{
+    char body[2048];
+    int len = snprintf(body, sizeof(body),
+                       "{\"max_tokens\":2,\"messages\":[{\"role\":\"user\","
+                       "\"content\":\"");
+    for (int i = 0; i < 100; i++) {
+        len += snprintf(body + len, sizeof(body) - (size_t)len, "%d ", i);
+    }
+    (void)snprintf(body + len, sizeof(body) - (size_t)len, "\"}]%s}", more);
+    struct answer a = http_post(kvd_server_port(n->server), body);
+    json_t *root = json_loads(a.body, 0, NULL);
+    if (a.status != 200 || !root) {
+        fail_msg("status %d: %s", a.status, a.body);
+    }
+    const json_t *usage = json_object_get(root, "usage");
+    const json_int_t hit = json_integer_value(json_object_get(usage, "prompt_cache_hit_tokens"));
+    const json_int_t missed =
+        json_integer_value(json_object_get(usage, "prompt_cache_miss_tokens"));
+    const json_int_t prompt = json_integer_value(json_object_get(usage, "prompt_tokens"));
+    assert_int_equal(hit + missed, prompt);
+    assert_true(prompt > 130 && hit % 64 == 0);
+    json_decref(root);
+    free(a.body);
+    return (uint32_t)hit;
+}
+
+static void test_hits_over_http(void **state)
+{
+    struct node n;
+    node_up(&n);
+    assert_int_equal(hits_of(&n, ""), 0);
+    const uint32_t hit = hits_of(&n, "");
+    assert_true(hit >= 128);
+    assert_int_equal(hits_of(&n, ",\"cache_scenario\":\"agent\""), hit);
+    assert_int_equal(hits_of(&n, ",\"user_id\":\"ann\""), 0);
+    assert_int_equal(hits_of(&n, ",\"user_id\":\"ann\""), hit);
+    assert_int_equal(hits_of(&n, ",\"user_id\":\"\""), hit); /* the default tenant */
+    static const char *const bodies[] = {BODY(",\"cache_scenario\":\"picnic\""),
+                                         BODY(",\"cache_scenario\":\"picnic\",\"stream\":true")};
+    for (int i = 0; i < 2; i++) {
+        struct answer a = http_post(kvd_server_port(n.server), bodies[i]);
+        assert_int_equal(a.status, 400);
+        assert_non_null(strstr(a.body, "picnic"));
+        free(a.body);
+    }
+    node_down(&n);
+}
+
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_text_and_usage),
-    cmocka_unit_test(test_stop_strings),
-    cmocka_unit_test(test_too_long),
-    cmocka_unit_test(test_stream_says_what_plain_says),
+    cmocka_unit_test(test_text_and_usage), cmocka_unit_test(test_stop_strings),
+    cmocka_unit_test(test_too_long),       cmocka_unit_test(test_stream_says_what_plain_says),
+    cmocka_unit_test(test_hits_over_http),
 };
 
 int main(void)
