@@ -182,7 +182,7 @@ static void nobody_listens(void **state)
     const char *const unknown[] = {proc_program("tools/kvdepot"), "hitrat", NULL};
     assert_refused(status, 2, "/nonexistent/socket");
     assert_refused(hitrate, 2, "/nonexistent/socket");
-    assert_refused(unknown, 2, "hitrat");
+    assert_refused(unknown, 3, "hitrat");
 }
 
 static const struct CMUnitTest tests[] = {

@@ -223,7 +223,7 @@ static void settle(struct node *n)
     }
 }
 
-static void assert_hitrate_adds_up(struct node *n, uint64_t want_lookups)
+static void assert_hitrate_adds_up(struct node *n, uint64_t min_lookups, uint64_t max_lookups)
 {
     json_t *root = kvdepot_json(n, "hitrate");
     const json_t *row = json_array_get(json_object_get(root, "rows"), 0);
@@ -239,7 +239,7 @@ static void assert_hitrate_adds_up(struct node *n, uint64_t want_lookups)
     }
     assert_int_equal(sum,
                      json_integer_value(json_object_get(json_object_get(row, "asked"), "tokens")));
-    assert_int_equal(json_integer_value(json_object_get(row, "lookups")), want_lookups);
+    assert_in_range(json_integer_value(json_object_get(row, "lookups")), min_lookups, max_lookups);
     json_decref(root);
 }
 
@@ -312,8 +312,9 @@ static void same_beginning_other_end(void **state)
     struct answer second = ask(&n, "", true);
     assert_same(&second, &none);
     assert_true(second.hit > 0 && second.hit <= whole_blocks(&first));
-    assert_true(second.hit + 64 > whole_blocks(&first)); /* all of the common beginning */
-    assert_hitrate_adds_up(&n, 2);
+    /* all whole blocks of the common beginning, which is the first prompt less its last 19 bytes */
+    assert_true(second.hit + 64 > first.prompt - 19);
+    assert_hitrate_adds_up(&n, 2, 2);
     node_down(&n);
     node_fini(&n);
 }
@@ -336,7 +337,7 @@ static void r_other_user_and_other_weights(void **state)
     assert_int_equal(theirs.hit, 0);
     assert_same(&theirs, &none);
     assert_string_not_equal(theirs.logits_sha, mine.logits_sha);
-    assert_hitrate_adds_up(&n, 5);
+    assert_hitrate_adds_up(&n, 5, 5);
     node_down(&n);
     node_fini(&n);
 }
@@ -391,7 +392,7 @@ static void r_one_byte_flipped_on_media(void **state)
     assert_int_equal(json_integer_value(json_object_get(status, "corrupt")), 1);
     assert_string_equal(json_string_value(json_object_get(status, "health")), "degraded");
     json_decref(status);
-    assert_hitrate_adds_up(&n, 2);
+    assert_hitrate_adds_up(&n, 2, 2);
     struct answer mended = ask(&n, "", true); /* what was computed anew was stored anew */
     assert_same(&mended, &none);
     assert_int_equal(mended.hit, whole_blocks(&cold));
@@ -417,7 +418,7 @@ static void r_daemon_killed(void **state)
     struct answer back = ask(&n, "", true);
     assert_same(&back, &none);
     assert_int_equal(back.nvme, whole_blocks(&cold));
-    assert_hitrate_adds_up(&n, 2);
+    assert_hitrate_adds_up(&n, 1, 2); /* a kill loses at most the last second's look-ups, whole */
     assert_int_equal(proc_end(&n.daemon, SIGKILL), 128 + SIGKILL);
     node_up(&n, false); /* and warm out of what the killed one left in dram */
     back = ask(&n, "", true);

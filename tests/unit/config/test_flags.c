@@ -38,7 +38,7 @@ static void test_both_ways(void **state)
     assert_int_equal(c.io_depth, 7);
     assert_false(c.nvme_enabled);
     assert_string_equal(c.dram_path, "");
-    assert_int_equal(c.dram_cap, 16 << 20);
+    assert_int_equal(c.dram_cap, 32 << 20);
     assert_non_null(c.scenarios_table); /* finished */
 }
 

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# The kvdepot command against a real daemon that a client has used: status and hitrate in all their forms.
+# usage: test_kvdepot.sh KVDEPOT KVDEPOTD HELLO
+set -euo pipefail
+
+kvdepot=$1
+kvdepotd=$2
+hello=$3
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/kvdepot-test.XXXXXX")
+socket=$work/s
+passed=0
+failed=0
+daemon=
+
+cleanup() {
+    [[ -z $daemon ]] || kill -KILL "$daemon" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+
+# same NAME WANTED GOT
+same() {
+    if [[ $2 == "$3" ]]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        printf 'failed: %s\n  wanted: %s\n  got:    %s\n' "$1" "$2" "$3"
+    fi
+}
+
+# has NAME TEXT REGEX
+has() {
+    same "$1" yes "$(grep -qE -- "$3" <<<"$2" && echo yes || echo "$2")"
+}
+
+ask() {
+    "$kvdepot" "$1" --socket "$socket" "${@:2}" 2>&1 || printf 'exit status %d\n' $?
+}
+
+if ! command -v jq >/dev/null; then
+    printf 'skipped: jq is not installed\n0 passed, 0 failed, 1 skipped\n'
+    exit 77
+fi
+
+"$kvdepotd" --dir "$work/store" --socket "$socket" --dram.path "$work/pool" --dram.cap 64MiB --nvme.cap 64MiB \
+    >"$work/log" 2>&1 &
+daemon=$!
+for ((try = 0; try < 600; try++)); do
+    "$kvdepot" status --socket "$socket" >/dev/null 2>&1 && break
+    if ! kill -0 "$daemon" 2>/dev/null; then
+        printf 'failed: kvdepotd ended at once\n'
+        cat "$work/log"
+        printf '0 passed, 1 failed, 0 skipped\n'
+        exit 1
+    fi
+    sleep 0.05
+done
+
+has "an empty store is healthy" "$(ask status)" '^health: ok$'
+has "nothing was asked yet" "$(ask hitrate)" '^hit 0 \+ missed 0 = asked 0 tokens$'
+has "no tenants yet" "$(ask hitrate --by tenant)" '^tenant +look-ups'
+
+"$hello" "$socket" >"$work/hello"
+same "a client found its blocks again" "0 of 4 blocks were stored 4 of 4 blocks were stored" "$(xargs <"$work/hello")"
+
+status=$(ask status)
+has "health first" "$(head -n 1 <<<"$status")" '^health: ok$'
+has "dram holds the blocks" "$status" '^dram +ok .* 64\.0 MiB .* 4( |$)'
+has "nvme is shown" "$status" '^nvme +ok .* 64\.0 MiB '
+has "puts are counted" "$status" '^puts +4 blocks stored, 0 refused'
+has "scenarios are shown" "$status" '^chat +7 d '
+same "status as JSON" '"ok" 4 0' "$(ask status --json | jq -r '"\"\(.health)\" \(.puts.committed_blocks) \(.corrupt)"')"
+
+has "tiers and reasons add up" "$(ask hitrate)" '^hit 256 \+ missed [0-9]+ = asked [0-9]+ tokens$'
+has "from dram" "$(ask hitrate --by tier)" '^hit +dram +256 '
+has "by scenario" "$(ask hitrate --by scenario)" '^chat +2 '
+has "by space" "$(ask hitrate --by space)" '^hello.* +2 '
+has "by tenant" "$(ask hitrate --by tenant)" '^[^ ]+ +2 +[0-9]+ '
+same "hits as JSON" "2 256" "$(ask hitrate --json | jq -r '.rows[0] | "\(.lookups) \(.hit.dram.tokens)"')"
+same "tiers as JSON" 256 "$(ask hitrate --json --by tier | jq '.rows[] | select(.name == "dram") | .tokens')"
+for window in 10s 1m 5m 1h 24h ever; do
+    has "window $window" "$(ask hitrate --window "$window")" "^look-ups: [0-9]+ \(window: $window\)$"
+done
+
+kill -TERM "$daemon"
+rc=0
+wait "$daemon" || rc=$?
+daemon=
+same "the daemon ends well" 0 "$rc"
+has "then there is none" "$(ask status)" '^exit status 2$'
+
+printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
+[[ $failed == 0 ]]
