@@ -7,7 +7,7 @@ dev_bench() {
         die "bench takes no arguments; kvdepot bench --help has more of them"
     fi
     setup_packages build bench
-    setup_release
+    setup_release cachesvc/kvdepotd tools/kvdepot tests/kernels/test_kernels
     say "the cache, each path beside its limit (median of interleaved pairs):"
     "$ROOT/build/tools/kvdepot" bench local
     say ""

@@ -6,14 +6,26 @@
 source "$ROOT/tools/dev.d/test.sh"
 # shellcheck source=tools/dev.d/lint.sh
 source "$ROOT/tools/dev.d/lint.sh"
+# shellcheck source=tools/dev.d/demo.sh
+source "$ROOT/tools/dev.d/demo.sh"
 
 check_step() {
     say ""
     say "==== $* ($(since_start) s)"
 }
 
+# The demo checks itself; this checks that others can read what it says.
+check_demo() {
+    (dev_demo --json >"$ROOT/build/demo.json") &&
+        jq -e '(.steps | length == 7) and (.hitrate.rows | length == 1) and
+               all(.steps[]; .text_sha256 == .reference_sha256 and .logits_sha256 == .reference_logits_sha256 and
+                             .hit_tokens == (.hit_by_tier | add) and .ttft_ms > 0 and
+                             (.text_sha256 | length == 64) and (.logits_sha256 | length == 64))' \
+            "$ROOT/build/demo.json" >&2
+}
+
 dev_check() {
-    local style gcc clang
+    local style gcc clang demo
     if (($# > 0)); then
         die "check takes no arguments"
     fi
@@ -31,6 +43,9 @@ dev_check() {
     check_step "suites unit, kernels, scenario"
     test_run build --suite unit --suite kernels --suite scenario
     gcc=$TEST_COUNTS
+    check_step "demo"
+    demo="1 0 0"
+    check_demo || demo="0 1 0"
     check_step "suites unit and kernels under the sanitizers"
     (
         test_sanitizer_settings
@@ -38,6 +53,6 @@ dev_check() {
         printf '%s\n' "$TEST_COUNTS" >"$ROOT/build-asan/counts.txt"
     )
     clang=$(cat "$ROOT/build-asan/counts.txt")
-    check_step "sum: style, gcc, clang (passed failed skipped): $style, $gcc, $clang"
-    test_close "$style" "$gcc" "$clang"
+    check_step "sum: style, gcc, demo, clang (passed failed skipped): $style, $gcc, $demo, $clang"
+    test_close "$style" "$gcc" "$demo" "$clang"
 }

@@ -137,10 +137,11 @@ setup_build() {
         'BEGIN { printf "%.1f", b - a }') s)"
 }
 
-# The build that people use: optimised, assertions stay on.
+# The build that people use: optimised, assertions stay on. setup_release [TARGET…]
+# shellcheck disable=SC2120 # targets come from the other files
 setup_release() {
     setup_configure build gcc -Dbuildtype=release -Db_ndebug=false
-    setup_build build
+    setup_build build "$@"
 }
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.
@@ -156,5 +157,6 @@ dev_setup() {
     fi
     setup_packages build
     setup_model
+    # shellcheck disable=SC2119
     setup_release
 }
