@@ -218,6 +218,8 @@ bool pool_file_slot_read(const struct kvd_pool *pool, struct pool_slot *slot);
 
 int pool_table_init(struct pool_table *t);
 void pool_table_fini(struct pool_table *t);
+/* Of an empty table: room for so many at once, if there is memory. */
+void pool_table_reserve(struct pool_table *t, size_t entries);
 struct pool_slot *pool_table_find(const struct kvd_pool *pool, const struct kvd_addr *addr);
 void pool_table_insert(struct kvd_pool *pool, struct pool_slot *slot);
 void pool_table_remove(struct kvd_pool *pool, struct pool_slot *slot);

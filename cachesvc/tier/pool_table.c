@@ -34,6 +34,21 @@ void pool_table_fini(struct pool_table *t)
     t->buckets = NULL;
 }
 
+void pool_table_reserve(struct pool_table *t, size_t entries)
+{
+    uint32_t n = TABLE_FIRST_BUCKETS;
+    KVD_ASSERT(t->count == 0);
+    while (n < entries && n <= UINT32_MAX / 4) {
+        n *= 2;
+    }
+    uint32_t *buckets = n > t->mask + 1 ? buckets_new(n) : NULL;
+    if (buckets) {
+        free(t->buckets);
+        t->buckets = buckets;
+        t->mask = n - 1;
+    }
+}
+
 static uint32_t *bucket_of(const struct pool_table *t, const struct kvd_addr *addr)
 {
     return &t->buckets[(kvd_get_le32(addr->key.b) + addr->rank) & t->mask];

@@ -86,6 +86,7 @@ static void page_relink(struct kvd_pool *pool, struct pool_page *page)
 
 static void slots_adopt(struct kvd_pool *pool, const struct found_list *list)
 {
+    pool_table_reserve(&pool->table, list->n);
     for (size_t i = 0; i < list->n; i++) {
         struct pool_slot *slot = list->at[i].slot;
         const uint32_t index = pool_slot_index(pool, slot);
