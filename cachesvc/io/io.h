@@ -33,14 +33,13 @@ struct kvd_io_request {
     enum kvd_io_kind kind;
     int fd;
     int buffer_index; /* of a registered region that holds the whole buffer, or -1 */
+    int result;       /* valid in and after the callback */
     void *buffer;
     uint64_t bytes;
     uint64_t offset;
     kvd_io_done_fn *done;
     void *user;
-    /* results, valid in and after the callback */
-    int result;
-    uint64_t done_bytes;
+    uint64_t done_bytes; /* valid in and after the callback */
     /* the engine's */
     struct kvd_list link;
 };

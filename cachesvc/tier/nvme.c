@@ -13,6 +13,7 @@
 
 #include "cachesvc/tier/nvme_private.h"
 #include "proto/base/assert.h"
+#include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
 enum {
@@ -312,7 +313,8 @@ static int choose_segment_bytes(struct nvme *t, uint64_t asked, struct kvd_diag 
 
 static int open_folder(struct nvme *t, const char *path, struct kvd_diag *diag)
 {
-    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+    bool made = mkdir(path, 0700) == 0;
+    if (!made && errno != EEXIST) {
         int err = -errno;
         return kvd_fail(diag, err, "nvme: folder %s can't be made: %s", path, kvd_strerror(err));
     }
@@ -323,6 +325,10 @@ static int open_folder(struct nvme *t, const char *path, struct kvd_diag *diag)
                         "nvme: folder %s can't be used: %s: it must be a folder that "
                         "this user may read and write",
                         path, kvd_strerror(err));
+    }
+    if (made) { /* its name must outlive a power cut, or all in it is gone */
+        KVD_AUTOCLOSE int parent = openat(t->root_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        (void)fsync(parent);
     }
     return 0;
 }

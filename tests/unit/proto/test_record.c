@@ -10,10 +10,10 @@ enum { HEADER_MAX = 72 << 10 };
 
 struct golden {
     const char *name;
-    uint16_t n_blocks;
+    uint32_t n_blocks;
     uint32_t block_tokens;
     uint32_t last_tokens;
-    uint16_t n_parts;
+    uint32_t n_parts;
     uint32_t header_bytes;
     uint64_t sum;
     const char *first_bytes; /* hex of bytes 0..63 */
@@ -68,7 +68,8 @@ static void test_golden(void **state)
     struct fixture *f = *state;
     for (size_t i = 0; i < sizeof(golden_records) / sizeof(golden_records[0]); i++) {
         const struct golden *g = &golden_records[i];
-        case_record(&f->rec, f->tokens, g->n_blocks, g->block_tokens, g->last_tokens, g->n_parts);
+        case_record(&f->rec, f->tokens, (uint16_t)g->n_blocks, g->block_tokens, g->last_tokens,
+                    (uint16_t)g->n_parts);
         int n = kvd_record_encode(&f->rec, f->buf, sizeof(f->buf));
         char hex[129];
         kvd_hex(f->buf, 64, hex);
@@ -85,7 +86,8 @@ static void test_round_trip(void **state)
     struct fixture *f = *state;
     for (size_t i = 0; i < sizeof(golden_records) / sizeof(golden_records[0]); i++) {
         const struct golden *g = &golden_records[i];
-        case_record(&f->rec, f->tokens, g->n_blocks, g->block_tokens, g->last_tokens, g->n_parts);
+        case_record(&f->rec, f->tokens, (uint16_t)g->n_blocks, g->block_tokens, g->last_tokens,
+                    (uint16_t)g->n_parts);
         int n = kvd_record_encode(&f->rec, f->buf, sizeof(f->buf));
         assert_int_equal(n, g->header_bytes);
         uint32_t header_bytes = 0;
