@@ -34,7 +34,7 @@ struct kvd_gguf_tensor {
     uint32_t n_dims;
     uint64_t dims[KVD_GGUF_DIMS_MAX]; /* dims[0] is the row length; 1 where absent */
     uint32_t type;                    /* enum kvd_ggml_type */
-    const void *data;                 /* in the mapping, inside the file */
+    const void *data;                 /* inside the file; aligned to 8 bytes or more there */
     uint64_t bytes;
 };
 

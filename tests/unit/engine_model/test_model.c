@@ -170,6 +170,29 @@ static void test_refused(void **state)
             "output_norm.weight has type 1");
 }
 
+/* The generated model that golden logits are of is what the generator writes, on this machine too.
+ */
+static void test_generator_is_the_golden_one(void **state)
+{
+    const struct kvd_tiny_gguf_options o = {.seed = 7};
+    size_t n;
+    uint8_t *bytes = kvd_tiny_gguf_build(&o, &n);
+    assert_non_null(bytes);
+    uint8_t sum[crypto_hash_sha256_BYTES];
+    char hex[2 * sizeof(sum) + 1];
+    (void)crypto_hash_sha256(sum, bytes, n);
+    kvd_hex(sum, sizeof(sum), hex);
+    free(bytes);
+    char text[256] = "";
+    FILE *f = fopen(KVD_GOLDEN_DIR "/logits_tiny.txt", "r");
+    assert_non_null(f);
+    assert_non_null(fgets(text, sizeof(text), f));
+    assert_non_null(fgets(text, sizeof(text), f));
+    (void)fclose(f);
+    assert_memory_equal(text, "model ", 6);
+    assert_memory_equal(text + 6, hex, sizeof(hex) - 1);
+}
+
 static void test_no_file(void **state)
 {
     struct kvd_model *m = NULL;
@@ -325,9 +348,13 @@ static void test_real_model(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_parameters),    cmocka_unit_test(test_refused),
-    cmocka_unit_test(test_no_file),       cmocka_unit_test(test_fingerprint_sees_every_part),
-    cmocka_unit_test(test_cache_is_used), cmocka_unit_test(test_cache_is_not_trusted),
+    cmocka_unit_test(test_parameters),
+    cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_generator_is_the_golden_one),
+    cmocka_unit_test(test_no_file),
+    cmocka_unit_test(test_fingerprint_sees_every_part),
+    cmocka_unit_test(test_cache_is_used),
+    cmocka_unit_test(test_cache_is_not_trusted),
     cmocka_unit_test(test_real_model),
 };
 

@@ -4,6 +4,8 @@
  */
 #include "kvd_test.h"
 
+#include <pthread.h>
+
 #include "engine/model/tokenizer.h"
 #include "golden.h"
 #include "kvd_model_path.h"
@@ -179,6 +181,48 @@ static void test_long_runs(void **state)
     close_tiny(&f);
 }
 
+struct job {
+    const struct kvd_tokenizer *tok;
+    struct kvd_tokens tokens;
+};
+
+static void *encode_often(void *arg)
+{
+    static const char text[] = "The <|im_end|> of 12 things, isn't it?\n\n  there\xff";
+    struct job *j = arg;
+    for (int i = 0; i < 200; i++) {
+        j->tokens.n = 0;
+        if (kvd_tokenizer_encode(j->tok, text, sizeof(text) - 1, true, &j->tokens) < 0) {
+            return NULL;
+        }
+    }
+    return j;
+}
+
+/* One tokenizer, several threads: the same ids (a thread sanitizer watches the rest). */
+static void test_threads(void **state)
+{
+    struct fixture f = {0};
+    open_tiny(&f);
+    pthread_t threads[3];
+    struct job jobs[3];
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = (struct job){.tok = f.tok};
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_often, &jobs[i]), 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        void *done;
+        assert_int_equal(pthread_join(threads[i], &done), 0);
+        assert_non_null(done);
+        assert_int_equal(jobs[i].tokens.n, jobs[0].tokens.n);
+        assert_memory_equal(jobs[i].tokens.ids, jobs[0].tokens.ids, jobs[0].tokens.n * 4);
+    }
+    for (int i = 0; i < 3; i++) {
+        kvd_tokens_fini(&jobs[i].tokens);
+    }
+    close_tiny(&f);
+}
+
 /* The bytes of a needle inside the small model's file, where a test wants to spoil it. */
 static uint8_t *find(uint8_t *bytes, size_t n, const char *needle)
 {
@@ -236,9 +280,9 @@ static void test_bad_vocabularies(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_golden),           cmocka_unit_test(test_pieces_give_the_text_back),
-    cmocka_unit_test(test_specials),         cmocka_unit_test(test_long_runs),
-    cmocka_unit_test(test_bad_vocabularies),
+    cmocka_unit_test(test_golden),   cmocka_unit_test(test_pieces_give_the_text_back),
+    cmocka_unit_test(test_specials), cmocka_unit_test(test_long_runs),
+    cmocka_unit_test(test_threads),  cmocka_unit_test(test_bad_vocabularies),
 };
 
 KVD_TEST_MAIN(tests)
