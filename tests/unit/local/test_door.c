@@ -433,9 +433,19 @@ static void test_connections_without_hello_are_bounded(void **state)
         (void)close(fds[i]);
     }
     assert_int_equal(closed, MANY - 64);
-    struct kvd_client *c = rig_client(&rig);
-    assert_int_equal(kvd_ping(c), 0);
-    kvd_client_close(&c);
+    /* once the door has noticed that they left, there is room again */
+    int err = -1;
+    for (int i = 0; i < 1000 && err; i++) {
+        int fd = raw_socket(rig.socket);
+        raw_hello(fd, 1);
+        Kvd__Wire__Reply *r = raw_receive(fd, NULL, NULL);
+        err = r ? (int)r->error : -1;
+        if (r) {
+            kvd__wire__reply__free_unpacked(r, NULL);
+        }
+        (void)close(fd);
+    }
+    assert_int_equal(err, 0);
     rig_fini(&rig);
 }
 
