@@ -11,6 +11,7 @@ DEMO_DIR=
 DEMO_POOL=
 DEMO_KEEP=0
 DEMO_DAEMON_PID=
+DEMO_ENGINE_PID=
 DEMO_HTTP_PID=
 
 # ---- coming and going
@@ -44,13 +45,14 @@ demo_end_process() {
 demo_cleanup() {
     local rc=$?
     trap - EXIT INT TERM
-    if ((rc != 0)) && [[ -n $DEMO_DIR && -s $DEMO_DIR/daemon.log ]]; then
+    if ((rc != 0 && rc < 128)) && [[ -n $DEMO_DIR && -s $DEMO_DIR/daemon.log ]]; then
         say "the daemon's last words:"
         tail -n 5 "$DEMO_DIR/daemon.log" >&2
     fi
     if ((rc == 0 && DEMO_KEEP)); then
         exit 0
     fi
+    [[ -z $DEMO_ENGINE_PID ]] || demo_end_process "$DEMO_ENGINE_PID"
     [[ -z $DEMO_HTTP_PID ]] || demo_end_process "$DEMO_HTTP_PID"
     [[ -z $DEMO_DAEMON_PID ]] || demo_end_process "$DEMO_DAEMON_PID"
     [[ -z $DEMO_DIR ]] || rm -rf "$DEMO_DIR" "$DEMO_POOL"
@@ -100,10 +102,14 @@ demo_engine() {
     shift
     timeout 120 "$ROOT/build/engine/kvdepot-engine" --model-name "$DEMO_MODEL_NAME" \
         --max-tokens "$DEMO_ANSWER_TOKENS" --prompt-list "$DEMO_DIR/prompts" --report "$DEMO_DIR/report.json" "$@" \
-        >"$DEMO_DIR/engine.out" 2>"$DEMO_DIR/engine.log" || {
+        >"$DEMO_DIR/engine.out" 2>"$DEMO_DIR/engine.log" &
+    # Waiting for a job, not for a command: a signal's trap runs at once.
+    DEMO_ENGINE_PID=$!
+    wait "$DEMO_ENGINE_PID" || {
         tail -n 20 "$DEMO_DIR/engine.log" >&2
         die "kvdepot-engine failed"
     }
+    DEMO_ENGINE_PID=
     jq -c . "$DEMO_DIR/report.json" >"$report"
 }
 
