@@ -56,6 +56,12 @@ static rocksdb_options_t *make_family_options(rocksdb_cache_t *cache, bool block
     rocksdb_block_based_options_set_cache_index_and_filter_blocks(t, 1);
     rocksdb_block_based_options_set_cache_index_and_filter_blocks_with_high_priority(t, 1);
     rocksdb_block_based_options_set_pin_l0_filter_and_index_blocks_in_cache(t, 1);
+    /* in small pieces: a whole file's filter is a megabyte, more than a shard of the cache holds,
+     * and would be read again at every seek */
+    rocksdb_block_based_options_set_index_type(
+        t, rocksdb_block_based_table_index_type_two_level_index_search);
+    rocksdb_block_based_options_set_partition_filters(t, 1);
+    rocksdb_block_based_options_set_pin_top_level_index_and_filter(t, 1);
     rocksdb_block_based_options_set_format_version(t, FORMAT_VERSION);
     if (blocks) {
         /* whole keys for the writer's reads, prefixes for look-ups; the table owns the policy */
