@@ -74,7 +74,8 @@ uint64_t kvd_sum(const void *bytes, uint64_t n);
 
 /* Writes the header of rec into buf, which has at least kvd_record_header_bytes() bytes; pads with
  * zeros. Returns the padded header's bytes, or a negative error: -KVD_E_BAD_REQUEST (counts or
- * lengths out of range or inconsistent; with codec none, the two sums and lengths must be equal). */
+ * lengths out of range or inconsistent; with codec none, the two sums and lengths must be equal).
+ */
 int kvd_record_encode(const struct kvd_record *rec, void *buf, uint64_t buf_bytes);
 
 /*
