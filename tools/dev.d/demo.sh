@@ -262,9 +262,13 @@ demo_json() {
          hitrate: $hitrate}' "$DEMO_DIR/steps.jsonl"
 }
 
+# A request that begins like the steps did, so that even the first answer shows a hit. demo_curl URL
 demo_curl() {
-    printf "curl -s %s/v1/chat/completions -H 'Content-Type: application/json' -d '%s'\n" "$1" \
-        '{"model":"'"$DEMO_MODEL_NAME"'","max_tokens":24,"messages":[{"role":"user","content":"Why is the sky blue?"}]}'
+    cat <<TEXT
+  jq -n --rawfile text tools/demo/text.txt '{model: "$DEMO_MODEL_NAME", max_tokens: 24,
+     messages: [{role: "user", content: (\$text + "\nWhat does the ferry carry?")}]}' |
+  curl -s $1/v1/chat/completions -H 'Content-Type: application/json' -d @- | jq '.choices[0].message, .usage'
+TEXT
 }
 
 # An engine that answers over HTTP on a free port: sets DEMO_URL.
@@ -297,13 +301,13 @@ demo_show() {
     demo_saved
     printf '\n'
     if ((DEMO_KEEP)); then
-        printf 'Daemon and engine go on. Try it, and once more for the hit (usage in the answer):\n  %s\n' \
-            "$(demo_curl "$DEMO_URL")"
+        printf 'Daemon and engine go on. Ask the engine over HTTP; its answer names hit and missed tokens under usage:\n'
+        demo_curl "$DEMO_URL"
         printf 'How it is:      %s status --socket %s/s\n' "build/tools/kvdepot" "$DEMO_DIR"
         demo_how_to_stop
     else
-        printf 'To try it over HTTP: tools/dev demo --keep, then with the port it names\n  %s\n' \
-            "$(demo_curl http://127.0.0.1:PORT)"
+        printf 'To ask it over HTTP: tools/dev demo --keep, then with the port that it names:\n'
+        demo_curl http://127.0.0.1:PORT
     fi
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -61,6 +62,8 @@ static int space_open(struct kvd_bench_set *set, const struct kvd_bench_geometry
         .numerics = "bench",
         .ranks = 1,
     };
+    /* A model's weights come in one geometry only; the name stands for the weights here. */
+    (void)snprintf((char *)config.weights, sizeof(config.weights), "%s", geometry->name);
     return kvd_space_open(set->client, &config, &set->space);
 }
 
