@@ -9,8 +9,8 @@
 #include "proto/base/error.h"
 
 struct kvd_engine_cli {
-#define KVD_ENGINE_STR(name, field, def, metavar, text) const char *field; /* borrowed from argv   \
-                                                                            */
+/* strings are borrowed from argv */
+#define KVD_ENGINE_STR(name, field, def, metavar, text) const char *field;
 #define KVD_ENGINE_FLAG(name, field, text) bool field;
 #define KVD_ENGINE_U32(name, field, def, min, max, metavar, text) uint32_t field;
 #define KVD_ENGINE_U64(name, field, def, min, max, metavar, text) uint64_t field;
