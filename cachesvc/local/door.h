@@ -33,7 +33,7 @@ enum {
     LOCAL_TICK_MS = 100, /* how often deadlines are looked at while there are any */
     LOCAL_IDLE_MS = 10000,
     LOCAL_STOP_MS = 10000,
-    LOCAL_SPIN_US = 30, /* see README.md for the measurement */
+    LOCAL_SPIN_US = 50, /* see README.md for the measurement */
 };
 
 /* What an epoll event belongs to. */

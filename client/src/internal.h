@@ -37,10 +37,10 @@ enum {
     KVD_LEASE_MAGIC = 0x6b76646c,
     KVD_PUT_MAGIC = 0x6b766470,
 
-    KVD_CLIENT_SPIN_US = 20,       /* see README.md for the measurement */
+    KVD_CLIENT_SPIN_US = 50,       /* see README.md for the measurement */
     KVD_CLIENT_RETRY_MS = 1000,    /* between attempts to reach a daemon */
     KVD_CLIENT_NOTES_MAX = 4096,   /* releases kept while the socket is full */
-    KVD_CLIENT_PUT_BATCH = 8,      /* half of staging: one batch is copied while one is committed */
+    KVD_CLIENT_PUT_BATCH = 4,      /* blocks: one batch is written while another is committed */
     KVD_CLIENT_SCENARIO_MAX = 255, /* bytes of a scenario's name */
 };
 

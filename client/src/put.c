@@ -2,8 +2,9 @@
  * Put: begin asks which blocks are wanted and gets room in staging for them, the payload is written
  * there, commit publishes.
  *
- * kvd_put works in batches of half the staging area: while the daemon copies one batch out of
- * staging into the pool, the next one is written. Within one client and space only one kvd_put runs
+ * kvd_put works in batches of a quarter of the staging area: while the daemon copies one out of
+ * staging into the pool, the next one is written; smaller batches begin to overlap earlier and
+ * were faster (see README.md). Within one client and space only one kvd_put runs
  * at a time, the others wait for their turn: two of them would take each other's staging away.
  */
 #include <errno.h>

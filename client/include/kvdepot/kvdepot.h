@@ -226,9 +226,9 @@ struct kvd_put_result {
 
 /* Stores blocks [first, first + n) of a prompt whose tokens reach at least through the last of
  * them; src[i] is the payload of block first + i. Blocks that are stored already are not copied.
- * Waits at most io_ms a batch of 16. ret_result may be NULL. Success also when some were refused.
- * After a block that found no room the rest is not tried: it could not be found without it.
- * KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST, KVD_UNKNOWN_SCENARIO, KVD_STALE. */
+ * Waits at most io_ms for each of its batches. ret_result may be NULL. Success also when some were
+ * refused. After a block that found no room the rest is not tried: it could not be found without
+ * it. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST, KVD_UNKNOWN_SCENARIO, KVD_STALE. */
 KVD_API int kvd_put(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t first,
                     uint32_t n, const void *const *src, struct kvd_put_result *ret_result);
 
