@@ -46,19 +46,23 @@ static void transpose8(const uint16_t *k, size_t dim, float *out, size_t tile)
 {
     __m128i r[8];
     __m128i s[8];
+    KVD_UNROLL
     for (size_t i = 0; i < 8; i++) {
         r[i] = _mm_loadu_si128((const __m128i *)(const void *)(k + i * dim));
     }
+    KVD_UNROLL
     for (size_t i = 0; i < 4; i++) {
         s[2 * i] = _mm_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
         s[2 * i + 1] = _mm_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
     }
+    KVD_UNROLL
     for (size_t i = 0; i < 2; i++) {
         r[4 * i] = _mm_unpacklo_epi32(s[4 * i], s[4 * i + 2]);
         r[4 * i + 1] = _mm_unpackhi_epi32(s[4 * i], s[4 * i + 2]);
         r[4 * i + 2] = _mm_unpacklo_epi32(s[4 * i + 1], s[4 * i + 3]);
         r[4 * i + 3] = _mm_unpackhi_epi32(s[4 * i + 1], s[4 * i + 3]);
     }
+    KVD_UNROLL
     for (size_t i = 0; i < 4; i++) {
         const __m128i low = _mm_unpacklo_epi64(r[i], r[i + 4]);
         const __m128i high = _mm_unpackhi_epi64(r[i], r[i + 4]);

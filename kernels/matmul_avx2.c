@@ -15,10 +15,7 @@ enum { ROWS = 4, BAND = 32, GROUPS = 8 };
 
 /* Some rows of activations: the first, and how far it is to the next. */
 struct band {
-    const int8_t *q;
-    const float *scale;
-    const float *sum;
-    size_t cols;
+    struct kvd_qrows x;
     size_t blocks;
 };
 
@@ -32,6 +29,12 @@ static inline __m256i broadcast4(const int8_t *q)
 static inline __m256 halves(const uint8_t *at)
 {
     return _mm256_cvtph_ps(_mm_load_si128((const __m128i *)(const void *)at));
+}
+
+static inline __m256 sums(const uint8_t *at)
+{
+    const __m128i words = _mm_load_si128((const __m128i *)(const void *)at);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(words));
 }
 
 static inline __m256i load(const uint8_t *at)
@@ -64,25 +67,34 @@ KVD_X86_INLINE void unpack_q4(const uint8_t *nibbles, __m256i w[GROUPS])
     }
 }
 
+/* fma(scale, isum, offset * wsum) of row r and block b. */
+KVD_X86_INLINE __m256 block_term(const struct band *x, int r, size_t b, __m256i isum, __m256 wsum)
+{
+    const size_t at = r * x->blocks + b;
+    const __m256 t = _mm256_mul_ps(_mm256_broadcast_ss(x->x.offset + at), wsum);
+    return _mm256_fmadd_ps(_mm256_broadcast_ss(x->x.scale + at), _mm256_cvtepi32_ps(isum), t);
+}
+
 /* n rows against one panel. */
-KVD_X86_INLINE void panel_q4(const uint8_t *block, const struct band *x, int n, __m256 acc[ROWS])
+KVD_X86_INLINE void panel_q4(const uint8_t *head, const uint8_t *quants, const struct band *x,
+                             int n, __m256 acc[ROWS])
 {
     KVD_UNROLL
     for (int r = 0; r < n; r++) {
         acc[r] = _mm256_setzero_ps();
     }
-    for (size_t b = 0; b < x->blocks; b++, block += KVD_Q4_1_PANEL_BYTES) {
+    for (size_t b = 0; b < x->blocks; b++, head += KVD_Q4_1_HEAD, quants += KVD_Q4_1_QUANTS) {
         __m256i w[GROUPS];
-        unpack_q4(block + 32, w);
-        const __m256 d = halves(block);
-        const __m256 m = halves(block + 16);
+        unpack_q4(quants, w);
+        const __m256 d = halves(head);
+        const __m256 m = halves(head + 16);
+        const __m256 wsum = sums(head + 32);
         KVD_UNROLL
         for (int r = 0; r < n; r++) {
-            const __m256i isum = isum_q4(w, x->q + r * x->cols + b * KVD_QUANT_COLS);
-            const __m256 scale = _mm256_broadcast_ss(x->scale + r * x->blocks + b);
-            const __m256 sum = _mm256_broadcast_ss(x->sum + r * x->blocks + b);
+            const __m256i isum = isum_q4(w, x->x.q + r * (size_t)x->x.cols + b * KVD_QUANT_COLS);
+            const __m256 sum = _mm256_broadcast_ss(x->x.sum + r * x->blocks + b);
             acc[r] = _mm256_fmadd_ps(m, sum, acc[r]);
-            acc[r] = _mm256_fmadd_ps(d, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(isum)), acc[r]);
+            acc[r] = _mm256_fmadd_ps(d, block_term(x, r, b, isum, wsum), acc[r]);
         }
     }
 }
@@ -91,7 +103,7 @@ KVD_X86_INLINE void panel_q4(const uint8_t *block, const struct band *x, int n, 
  * Signed weights: |w| times x with w's sign. |w| is at most 128 and |x| at most 127, so a pair's
  * sum is at most 32,512; each is widened by itself.
  */
-KVD_X86_INLINE void panel_q8(const uint8_t *scales, const uint8_t *quants, const struct band *x,
+KVD_X86_INLINE void panel_q8(const uint8_t *head, const uint8_t *quants, const struct band *x,
                              int n, __m256 acc[ROWS])
 {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -99,7 +111,7 @@ KVD_X86_INLINE void panel_q8(const uint8_t *scales, const uint8_t *quants, const
     for (int r = 0; r < n; r++) {
         acc[r] = _mm256_setzero_ps();
     }
-    for (size_t b = 0; b < x->blocks; b++, quants += KVD_Q8_0_PANEL_BYTES) {
+    for (size_t b = 0; b < x->blocks; b++, head += KVD_Q8_0_HEAD, quants += KVD_Q8_0_QUANTS) {
         __m256i isum[ROWS];
         KVD_UNROLL
         for (int r = 0; r < n; r++) {
@@ -111,17 +123,18 @@ KVD_X86_INLINE void panel_q8(const uint8_t *scales, const uint8_t *quants, const
             const __m256i magnitude = _mm256_abs_epi8(w);
             KVD_UNROLL
             for (int r = 0; r < n; r++) {
-                const int8_t *q = x->q + r * x->cols + b * KVD_QUANT_COLS + (size_t)4 * g;
+                const int8_t *q =
+                    x->x.q + r * (size_t)x->x.cols + b * KVD_QUANT_COLS + (size_t)4 * g;
                 const __m256i signs = _mm256_sign_epi8(broadcast4(q), w);
                 const __m256i words = _mm256_maddubs_epi16(magnitude, signs);
                 isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(words, ones));
             }
         }
-        const __m256 d = halves(scales + b * 16);
+        const __m256 d = halves(head);
+        const __m256 wsum = sums(head + 16);
         KVD_UNROLL
         for (int r = 0; r < n; r++) {
-            const __m256 scale = _mm256_broadcast_ss(x->scale + r * x->blocks + b);
-            acc[r] = _mm256_fmadd_ps(d, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(isum[r])), acc[r]);
+            acc[r] = _mm256_fmadd_ps(d, block_term(x, r, b, isum[r], wsum), acc[r]);
         }
     }
 }
@@ -145,9 +158,9 @@ KVD_X86_INLINE void rows_of_panel(const struct kvd_matrix *w, uint32_t panel, co
     const uint8_t *packed = w->packed + panel * w->panel_bytes;
     __m256 acc[ROWS];
     if (type == KVD_WEIGHT_Q4_1) {
-        panel_q4(packed, x, n, acc);
+        panel_q4(packed, packed + w->head_bytes, x, n, acc);
     } else {
-        panel_q8(packed, packed + w->panel_bytes - x->blocks * KVD_Q8_0_PANEL_BYTES, x, n, acc);
+        panel_q8(packed, packed + w->head_bytes, x, n, acc);
     }
     KVD_UNROLL
     for (int r = 0; r < n; r++) {
@@ -157,12 +170,7 @@ KVD_X86_INLINE void rows_of_panel(const struct kvd_matrix *w, uint32_t panel, co
 
 static struct band band_at(const struct kvd_qrows *x, uint32_t row)
 {
-    const size_t blocks = x->cols / KVD_QUANT_COLS;
-    return (struct band){.q = x->q + (size_t)row * x->cols,
-                         .scale = x->scale + row * blocks,
-                         .sum = x->sum + row * blocks,
-                         .cols = x->cols,
-                         .blocks = blocks};
+    return (struct band){.x = kvd_qrows_from(x, row), .blocks = x->cols / KVD_QUANT_COLS};
 }
 
 KVD_X86_INLINE void matmul(const struct kvd_matrix *w, uint32_t first, uint32_t end,

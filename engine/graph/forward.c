@@ -32,13 +32,12 @@ struct product {
     uint32_t first;
 };
 
-static struct kvd_qrows rows_from(const struct kvd_qrows *all, uint32_t cols, uint32_t first)
+/* The quantised rows from `row` on, where rows have `cols` columns. */
+static struct kvd_qrows quant_rows(const struct kvd_graph *g, uint32_t cols, uint32_t row)
 {
-    struct kvd_qrows from = {.cols = cols};
-    from.q = all->q + (size_t)first * cols;
-    from.scale = all->scale + (size_t)first * (cols / KVD_QUANT_COLS);
-    from.sum = all->sum + (size_t)first * (cols / KVD_QUANT_COLS);
-    return from;
+    struct kvd_qrows all = g->rows.quant;
+    all.cols = cols;
+    return kvd_qrows_from(&all, row);
 }
 
 /* Panels [first, end) of one product. */
@@ -48,7 +47,7 @@ static void multiply(const struct pass *p, const struct product *job, uint32_t f
     if (job->first >= p->n) {
         return;
     }
-    const struct kvd_qrows x = rows_from(&g->rows.quant, job->w->cols, job->first);
+    const struct kvd_qrows x = quant_rows(g, job->w->cols, job->first);
     g->kernels.matmul[job->w->type](job->w, first, end, &x, p->n - job->first, job->out,
                                     job->stride);
 }
@@ -129,8 +128,8 @@ static void embed(const struct pass *p, struct kvd_crew *crew)
 
 static void quantise_row(const struct kvd_graph *g, const float *x, uint32_t cols, uint32_t r)
 {
-    const struct kvd_qrows to = rows_from(&g->rows.quant, cols, r);
-    g->kernels.quantise(x, cols, to.q, to.scale, to.sum);
+    const struct kvd_qrows to = quant_rows(g, cols, r);
+    g->kernels.quantise(x, &to);
 }
 
 /* x += proj (unless this is the first norm of all), norm, quantise. */
@@ -309,13 +308,15 @@ static bool finite_row(const float *x, uint32_t n)
     return bad == 0;
 }
 
-static void check_rows(struct pass *p, struct kvd_crew *crew)
+/* Notes whether any of n rows holds what is no number: weights that are broken. */
+static void check_rows(struct pass *p, struct kvd_crew *crew, const float *rows, uint32_t n,
+                       uint32_t width)
 {
     uint32_t from;
     uint32_t to;
-    while (claim_rows(p, crew, 0, &from, &to)) {
+    while (kvd_crew_claim(crew, n, ROW_GRAIN, &from, &to)) {
         for (uint32_t r = from; r < to; r++) {
-            if (!finite_row(p->g->rows.x + (size_t)r * p->g->p.width, p->g->p.width)) {
+            if (!finite_row(rows + (size_t)r * width, width)) {
                 atomic_store_explicit(&p->broken, true, memory_order_relaxed);
             }
         }
@@ -334,10 +335,11 @@ static void pass_job(void *user, struct kvd_crew *crew, uint32_t thread)
         run_layer(p, crew, thread, i, i + 1 == layers ? wanted : 0);
     }
     norm_rows(p, crew, thread, true, g->output_norm, wanted);
-    check_rows(p, crew);
+    check_rows(p, crew, g->rows.x, p->n, g->p.width);
     if (p->n_logits > 0) {
         const struct product logits = {&g->output, p->logits, g->p.vocab, wanted};
         multiply_all(p, crew, &logits, 1);
+        check_rows(p, crew, p->logits, p->n_logits, g->p.vocab);
     }
 }
 

@@ -133,6 +133,7 @@ static void lay_rows(struct kvd_graph *g, struct bump *b)
     r->rope = bump_floats(b, n * g->p.head_dim);
     r->quant.q = bump_take(b, n * widest(g));
     r->quant.scale = bump_floats(b, n * (widest(g) / KVD_QUANT_COLS));
+    r->quant.offset = bump_floats(b, n * (widest(g) / KVD_QUANT_COLS));
     r->quant.sum = bump_floats(b, n * (widest(g) / KVD_QUANT_COLS));
     for (uint32_t t = 0; t < kvd_crew_threads(g->crew); t++) {
         g->thread_row[t] = bump_floats(b, g->p.width);

@@ -1,11 +1,15 @@
 /* The reference against the same computation in double precision, done in the plainest way. */
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
 
 #include "check.h"
 #include "kernels/dequant.h"
 #include "kernels/exp.h"
 #include "kernels/kmath.h"
-#include "kvd_test.h"
 
 static struct kvd_kernels reference(void)
 {
@@ -95,23 +99,43 @@ void check_quantise_error(void **state)
     struct check_rng rng = {2};
     float x[N];
     struct kvd_qrows q = check_qrows(1, N);
-    const enum check_fill kinds[] = {CHECK_NORMAL, CHECK_HUGE, CHECK_MIXED, CHECK_HALVES};
+    const enum check_fill kinds[] = {CHECK_NORMAL, CHECK_HUGE, CHECK_MIXED, CHECK_HALVES,
+                                     CHECK_NARROW};
     for (size_t kind = 0; kind < sizeof(kinds) / sizeof(kinds[0]); kind++) {
         check_fill(&rng, kinds[kind], x, N);
-        k.quantise(x, N, q.q, q.scale, q.sum);
+        k.quantise(x, &q);
         for (uint32_t i = 0; i < N; i++) {
             const double step = (double)q.scale[i / KVD_QUANT_COLS];
+            const double offset = (double)q.offset[i / KVD_QUANT_COLS];
             assert_true(q.q[i] >= -127);
-            /* Half a step, and what the rounded inverse adds at 127. */
-            assert_true(fabs(q.q[i] * step - (double)x[i]) <= step * 0.50003);
+            /* Half a step, and the rounding of the offset and of the steps. */
+            const double limit = step * 0.5001 + fabs(offset) * 2e-7;
+            assert_true(fabs(q.q[i] * step + offset - (double)x[i]) <= limit);
         }
     }
-    /* A block with infinity or NaN says so; a block of next to nothing is nothing. */
+    check_qrows_free(&q);
+}
+
+/* A block with infinity or NaN says so; a block of next to nothing is nothing. */
+void check_quantise_edges(void **state)
+{
+    (void)state;
+    enum { N = 4 * KVD_QUANT_COLS };
+    const struct kvd_kernels k = reference();
+    struct check_rng rng = {9};
+    float x[N];
+    struct kvd_qrows q = check_qrows(1, N);
+    check_fill(&rng, CHECK_NORMAL, x, N);
     x[0] = INFINITY;
-    x[KVD_QUANT_COLS] = -NAN;
+    x[KVD_QUANT_COLS + 31] = -NAN;
     check_fill(&rng, CHECK_DENORMAL, x + (size_t)2 * KVD_QUANT_COLS, KVD_QUANT_COLS);
-    k.quantise(x, 3 * KVD_QUANT_COLS, q.q, q.scale, q.sum);
-    assert_true(isnan(q.scale[0]) && isnan(q.sum[0]) && isnan(q.scale[1]) && q.scale[2] == 0.0f);
+    for (uint32_t i = 3 * KVD_QUANT_COLS; i < N; i++) {
+        x[i] = 5.0f;
+    }
+    k.quantise(x, &q);
+    assert_true(isnan(q.scale[0]) && isnan(q.offset[0]) && isnan(q.sum[0]) && isnan(q.scale[1]));
+    assert_true(q.scale[2] == 0.0f && fabs((double)q.offset[2]) < 1e-37);
+    assert_true(q.scale[3] == 0.0f && q.offset[3] == 5.0f && q.sum[3] == 160.0f);
     check_qrows_free(&q);
 }
 
@@ -125,7 +149,7 @@ static void matmul_error(enum kvd_weight_type type)
     float x[N * COLS];
     check_fill(&rng, CHECK_NORMAL, x, (size_t)N * COLS);
     struct kvd_qrows q = check_qrows(N, COLS);
-    k.quantise(x, N * COLS, q.q, q.scale, q.sum);
+    check_quantise(&k, x, N, &q);
     float out[N * ROWS];
     double want[N * ROWS];
     double quantised[N * ROWS];
@@ -138,7 +162,8 @@ static void matmul_error(enum kvd_weight_type type)
                 const uint32_t at = r * COLS + c;
                 sum += check_weight(&w, o, c) * (double)x[at];
                 of_quantised +=
-                    check_weight(&w, o, c) * q.q[at] * (double)q.scale[at / KVD_QUANT_COLS];
+                    check_weight(&w, o, c) * (q.q[at] * (double)q.scale[at / KVD_QUANT_COLS] +
+                                              (double)q.offset[at / KVD_QUANT_COLS]);
             }
             want[r * ROWS + o] = sum;
             quantised[r * ROWS + o] = of_quantised;

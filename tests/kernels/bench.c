@@ -47,7 +47,7 @@ static void bench_product(const struct kvd_kernels *k, enum kvd_weight_type type
     check_matrix_make(&rng, type, rows, cols, false, &p.w);
     float *x = check_alloc((size_t)n * cols * sizeof(float));
     check_fill(&rng, CHECK_NORMAL, x, (size_t)n * cols);
-    k->quantise(x, n * cols, p.q.q, p.q.scale, p.q.sum);
+    check_quantise(k, x, n, &p.q);
     p.out = check_alloc((size_t)n * rows * sizeof(float));
     const double s = best(k, run_product, &p);
     (void)printf("%-5s %s %5u x %4u, %3u rows: %8.1f GMAC/s %7.2f GB/s\n", k->name,
@@ -86,7 +86,7 @@ struct row {
 static void run_quantise(const struct kvd_kernels *k, void *user)
 {
     const struct row *r = user;
-    k->quantise(r->x, r->q.cols, r->q.q, r->q.scale, r->q.sum);
+    k->quantise(r->x, &r->q);
 }
 
 static void run_silu(const struct kvd_kernels *k, void *user)

@@ -64,8 +64,12 @@ void check_fill(struct check_rng *rng, enum check_fill kind, float *x, size_t n)
         case CHECK_MIXED:
             x[i] = mixed(rng);
             break;
-        case CHECK_HALVES:
-            x[i] = i % 32 == 0 ? 127.0f : (float)((int)check_below(rng, 509) - 254) * 0.5f;
+        case CHECK_NARROW:
+            x[i] = 1000.0f + 1e-4f * check_unit(rng);
+            break;
+        case CHECK_HALVES: /* a range of exactly -127..127 in each block, so the scale is 1 */
+            x[i] = i % 32 < 2 ? (i % 2 ? 127.0f : -127.0f)
+                              : (float)((int)check_below(rng, 509) - 254) * 0.5f;
             break;
         default:
             x[i] = check_normal(rng);
@@ -128,6 +132,7 @@ struct kvd_qrows check_qrows(uint32_t rows, uint32_t cols)
     const size_t blocks = (size_t)rows * (cols / KVD_QUANT_COLS);
     return (struct kvd_qrows){.q = check_alloc((size_t)rows * cols),
                               .scale = check_alloc(blocks * sizeof(float)),
+                              .offset = check_alloc(blocks * sizeof(float)),
                               .sum = check_alloc(blocks * sizeof(float)),
                               .cols = cols};
 }
@@ -136,7 +141,17 @@ void check_qrows_free(struct kvd_qrows *q)
 {
     free(q->q);
     free(q->scale);
+    free(q->offset);
     free(q->sum);
+}
+
+void check_quantise(const struct kvd_kernels *k, const float *x, uint32_t n,
+                    const struct kvd_qrows *q)
+{
+    for (uint32_t r = 0; r < n; r++) {
+        const struct kvd_qrows row = kvd_qrows_from(q, r);
+        k->quantise(x + (size_t)r * q->cols, &row);
+    }
 }
 
 static void fill_page(struct check_rng *rng, uint16_t *kv, size_t known, size_t all, float spread)

@@ -27,6 +27,7 @@ enum check_fill {
     CHECK_DENORMAL,
     CHECK_HUGE,
     CHECK_MIXED,  /* magnitudes from 1e-20 to 1e20 side by side */
+    CHECK_NARROW, /* nearly constant, far from zero */
     CHECK_HALVES, /* multiples of one half up to 127: ties of rounding */
     CHECK_FILLS
 };
@@ -46,6 +47,9 @@ double check_weight(const struct check_matrix *m, uint32_t row, uint32_t col);
 
 struct kvd_qrows check_qrows(uint32_t rows, uint32_t cols);
 void check_qrows_free(struct kvd_qrows *q);
+/* Quantises n rows of x. */
+void check_quantise(const struct kvd_kernels *k, const float *x, uint32_t n,
+                    const struct kvd_qrows *q);
 
 /* Pages of keys and values for one head, with queries. */
 struct check_attention {
@@ -72,6 +76,7 @@ void check_f16_rounding(void **state);
 void check_exp_error(void **state);
 void check_kmath_error(void **state);
 void check_quantise_error(void **state);
+void check_quantise_edges(void **state);
 void check_matmul_error(void **state);
 void check_norm_error(void **state);
 void check_rope_error(void **state);

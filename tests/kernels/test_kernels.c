@@ -35,6 +35,15 @@ static void for_versions(version_fn *fn)
     }
 }
 
+static void assert_same_rows(const struct kvd_qrows *a, const struct kvd_qrows *b)
+{
+    const size_t bytes = a->cols / KVD_QUANT_COLS * sizeof(float);
+    assert_memory_equal(a->q, b->q, a->cols);
+    assert_memory_equal(a->scale, b->scale, bytes);
+    assert_memory_equal(a->offset, b->offset, bytes);
+    assert_memory_equal(a->sum, b->sum, bytes);
+}
+
 static void same_quantise(const struct kvd_kernels *ref, const struct kvd_kernels *k)
 {
     enum { N = 20 * KVD_QUANT_COLS };
@@ -49,20 +58,17 @@ static void same_quantise(const struct kvd_kernels *ref, const struct kvd_kernel
             x[1 + KVD_QUANT_COLS] = NAN;
         }
         /* x + 1: no alignment is asked for. */
-        ref->quantise(x + 1, N, a.q, a.scale, a.sum);
-        k->quantise(x + 1, N, b.q, b.scale, b.sum);
-        assert_memory_equal(a.q, b.q, N);
-        assert_memory_equal(a.scale, b.scale, N / KVD_QUANT_COLS * sizeof(float));
-        assert_memory_equal(a.sum, b.sum, N / KVD_QUANT_COLS * sizeof(float));
+        ref->quantise(x + 1, &a);
+        k->quantise(x + 1, &b);
+        assert_same_rows(&a, &b);
     }
     /* Around the smallest block that counts, and exact powers of two. */
     for (uint32_t i = 0; i < N; i++) {
         x[i] = i % 2 ? ldexpf(check_unit(&rng), -(int)(i / 4)) : 1e-30f * check_unit(&rng);
     }
-    ref->quantise(x, N, a.q, a.scale, a.sum);
-    k->quantise(x, N, b.q, b.scale, b.sum);
-    assert_memory_equal(a.q, b.q, N);
-    assert_memory_equal(a.scale, b.scale, N / KVD_QUANT_COLS * sizeof(float));
+    ref->quantise(x, &a);
+    k->quantise(x, &b);
+    assert_same_rows(&a, &b);
     check_qrows_free(&a);
     check_qrows_free(&b);
 }
@@ -76,6 +82,7 @@ static void extreme_rows(struct check_rng *rng, struct kvd_qrows *q, uint32_t ro
     }
     for (uint32_t i = 0; i < rows * (q->cols / KVD_QUANT_COLS); i++) {
         q->scale[i] = check_unit(rng);
+        q->offset[i] = check_unit(rng) * 100.0f;
         q->sum[i] = check_unit(rng) * 4064.0f;
     }
 }
@@ -115,7 +122,7 @@ static void same_matmul(const struct kvd_kernels *ref, const struct kvd_kernels 
         } else {
             float *x = check_alloc((size_t)r * c * sizeof(float));
             check_fill(&rng, CHECK_NORMAL, x, (size_t)r * c);
-            ref->quantise(x, r * c, q.q, q.scale, q.sum);
+            check_quantise(ref, x, r, &q);
             free(x);
         }
         same_product(ref, k, &w, &q, r);
@@ -269,8 +276,7 @@ static void matmul_rows_stand_alone(void **state)
         float alone[N * ROWS];
         k.matmul[type](&w.m, 0, 3, &q, N, all, ROWS);
         for (uint32_t r = 0; r < N; r++) {
-            const struct kvd_qrows one = {q.q + (size_t)r * COLS, q.scale + (size_t)r * 2,
-                                          q.sum + (size_t)r * 2, COLS};
+            const struct kvd_qrows one = kvd_qrows_from(&q, r);
             k.matmul[type](&w.m, 2, 3, &one, 1, alone + (size_t)r * ROWS, ROWS);
             k.matmul[type](&w.m, 0, 2, &one, 1, alone + (size_t)r * ROWS, ROWS);
         }
@@ -325,6 +331,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(check_exp_error),
         cmocka_unit_test(check_kmath_error),
         cmocka_unit_test(check_quantise_error),
+        cmocka_unit_test(check_quantise_edges),
         cmocka_unit_test(check_matmul_error),
         cmocka_unit_test(check_norm_error),
         cmocka_unit_test(check_rope_error),
