@@ -16,10 +16,10 @@ enum { KVD_SCENARIO_NAME_MAX = 31, KVD_SCENARIOS_MAX = 32 };
 struct kvd_scenario {
     uint16_t id; /* stored in records and index entries: never changes, never used again */
     char name[KVD_SCENARIO_NAME_MAX + 1]; /* [a-z][a-z0-9_-]* */
-    uint64_t retention_s;                 /* from last use (sliding) or from the put (fixed) */
-    bool sliding;
+    bool sliding;                         /* retention counts from last use; if not, from the put */
+    bool nvme;                            /* written down to nvme */
+    uint64_t retention_s;
     uint64_t slice_s; /* length of a segment's time slice */
-    bool nvme;        /* written down to nvme */
 };
 
 struct kvd_scenarios;

@@ -121,7 +121,7 @@ static int take_plain(const struct flag *f, struct kvd_config_flags *flags, stru
 static int take_options(struct kvd_config *config, int argc, char **argv, struct kvd_diag *diag)
 {
     int err = 0;
-    struct flag f;
+    struct flag f = {.args = 1};
     for (int i = 1; !err && i < argc; i += f.args) {
         err = flag_read(argc - i, argv + i, &f, diag);
         if (!err && plain_of(f.name) == PLAIN_COUNT) {
@@ -137,7 +137,7 @@ int kvd_config_parse_args(struct kvd_config *config, int argc, char **argv,
                           struct kvd_config_flags *ret_flags, struct kvd_diag *diag)
 {
     struct kvd_config_flags flags = {0};
-    struct flag f;
+    struct flag f = {.args = 1};
     for (int i = 1; i < argc; i += f.args) {
         int err = flag_read(argc - i, argv + i, &f, diag);
         err = err ? err : take_plain(&f, &flags, diag);

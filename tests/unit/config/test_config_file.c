@@ -213,7 +213,7 @@ static void test_deep_nesting(void **state)
     struct kvd_diag diag = {""};
     char *text = calloc(1, DEEP * 6 + 1);
     for (int i = 0; i < DEEP; i++) {
-        memcpy(text + (size_t)i * 6, "{dram:", 6);
+        (void)stpcpy(text + (size_t)i * 6, "{dram:");
     }
     folder_write(&b->folder, "deep.yaml", text, b->path);
     free(text);

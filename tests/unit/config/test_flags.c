@@ -2,16 +2,16 @@
  * every kind of bad argument. */
 #include "config_test.h"
 
-enum { ARGS_MAX = 12 };
+enum { ARGS_MAX = 12, LINE_BYTES = PATH_MAX + 200 };
 
 /* Parses the words of a line, which hold no spaces. */
 static int parse(struct kvd_config *c, const char *line, struct kvd_config_flags *ret,
-                 struct kvd_diag *diag, char *ret_copy /* stays while flags are used */)
+                 struct kvd_diag *diag, char ret_copy[LINE_BYTES] /* stays while flags are used */)
 {
     char *argv[ARGS_MAX] = {"kvdepotd"};
     int argc = 1;
     char *save = NULL;
-    strcpy(ret_copy, line);
+    (void)snprintf(ret_copy, LINE_BYTES, "%s", line);
     for (char *w = strtok_r(ret_copy, " ", &save); w; w = strtok_r(NULL, " ", &save)) {
         assert_true(argc < ARGS_MAX);
         argv[argc++] = w;
@@ -25,7 +25,7 @@ static void test_both_ways(void **state)
     CONFIG c;
     struct kvd_config_flags flags;
     struct kvd_diag diag = {""};
-    char copy[512];
+    char copy[LINE_BYTES];
     assert_int_equal(kvd_config_init(&c), 0);
     int err = parse(&c, "--dir=/tmp --io.depth 7 --nvme.enabled=false --dram.path= --dram.cap -1",
                     &flags, &diag, copy);
@@ -50,8 +50,8 @@ static void test_order(void **state)
     struct kvd_config_flags flags;
     struct kvd_diag diag = {""};
     char path[PATH_MAX];
-    char line[PATH_MAX + 200];
-    char copy[PATH_MAX + 200];
+    char line[LINE_BYTES];
+    char copy[LINE_BYTES];
     folder_make(&folder);
     folder_write(&folder, "c.yaml", "io: {depth: 11}\nclient: {max: 5}\ndram: {cap: 32MiB}\n",
                  path);
@@ -76,7 +76,7 @@ static void test_plain_flags(void **state)
     CONFIG c;
     struct kvd_config_flags flags;
     struct kvd_diag diag = {""};
-    char copy[512];
+    char copy[LINE_BYTES];
     assert_int_equal(kvd_config_init(&c), 0);
     assert_int_equal(parse(&c, "--check-config --drop-dram --dram.cap 32MiB --nvme.enabled false",
                            &flags, &diag, copy),
@@ -128,7 +128,7 @@ static void test_bad_lines(void **state)
         CONFIG c;
         struct kvd_config_flags flags = {.help = true};
         struct kvd_diag diag = {""};
-        char copy[512];
+        char copy[LINE_BYTES];
         assert_int_equal(kvd_config_init(&c), 0);
         int err = parse(&c, bad_lines[i].line, &flags, &diag, copy);
         wrong += err != -KVD_E_CONFIG || !flags.help; /* outputs untouched */

@@ -18,10 +18,10 @@ static void test_builtin(void **state)
 {
     (void)state;
     static const struct kvd_scenario want[] = {
-        {1, "chat", 7 * 86400, true, 12 * 3600, true},
-        {2, "agent", 3 * 86400, true, 6 * 3600, true},
-        {3, "handoff", 120, false, 120, false},
-        {4, "batch", 3600, true, 3600, false},
+        {1, "chat", true, true, 7 * 86400, 12 * 3600},
+        {2, "agent", true, true, 3 * 86400, 6 * 3600},
+        {3, "handoff", false, false, 120, 120},
+        {4, "batch", true, false, 3600, 3600},
     };
     SCENARIOS *s = NULL;
     struct kvd_diag diag = {""};
