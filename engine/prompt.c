@@ -67,28 +67,29 @@ static int read_file(const char *path, char **ret, size_t *ret_bytes, struct kvd
 {
     KVD_AUTOFCLOSE FILE *f = fopen(path, "rbe");
     if (!f) {
-        return kvd_fail(diag, -errno, "%s: %s", path, kvd_strerror(-errno));
+        const int err = errno > 0 ? -errno : -EIO;
+        return kvd_fail(diag, err, "%s: %s", path, kvd_strerror(err));
     }
-    KVD_AUTOFREE char *text = NULL;
+    char *text = NULL;
     size_t n = 0;
-    for (size_t cap = 65536;; cap *= 2) {
-        char *grown = realloc(text, cap + 1);
-        if (!grown || cap > FILE_BYTES_MAX) {
-            text = grown ? grown : text;
+    size_t cap = 0;
+    do {
+        cap = cap ? cap * 2 : 65536;
+        char *grown = cap <= FILE_BYTES_MAX ? realloc(text, cap + 1) : NULL;
+        if (!grown) {
+            free(text);
             return kvd_fail(diag, -KVD_E_TOO_LONG, "%s: more than %d bytes", path, FILE_BYTES_MAX);
         }
         text = grown;
         n += fread(text + n, 1, cap - n, f);
-        if (n < cap) {
-            break;
-        }
-    }
+    } while (n == cap);
     if (ferror(f)) {
+        free(text);
         return kvd_fail(diag, -EIO, "%s: reading failed", path);
     }
     text[n] = '\0';
     *ret_bytes = n;
-    *ret = KVD_TAKE(text);
+    *ret = text;
     return 0;
 }
 

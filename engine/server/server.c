@@ -208,13 +208,13 @@ static int open_listener(const struct kvd_server_options *options, struct kvd_di
 
 static uint16_t port_of(int fd)
 {
-    struct sockaddr_storage address = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4; /* the port lies at the same place in both families */
+        struct sockaddr_in6 v6;
+    } address = {.v6 = {0}};
     socklen_t n = sizeof(address);
-    if (getsockname(fd, (struct sockaddr *)&address, &n)) {
-        return 0;
-    }
-    /* the port lies at the same place in both families */
-    return ntohs(((const struct sockaddr_in *)(const void *)&address)->sin_port);
+    return getsockname(fd, &address.any, &n) ? 0 : ntohs(address.v4.sin_port);
 }
 
 static int start_daemon(struct kvd_server *server, struct kvd_diag *diag)

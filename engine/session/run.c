@@ -67,7 +67,7 @@ static int take_prompt(struct run *r, struct kvd_diag *diag)
     const struct kvd_request *q = r->request;
     const uint32_t positions = q->n_prompt + r->answer_max;
     r->all.ids = malloc(positions * sizeof(uint32_t));
-    r->pages = malloc((positions / KVD_ENGINE_BLOCK_TOKENS + 1) * sizeof(int));
+    r->pages = calloc(positions / KVD_ENGINE_BLOCK_TOKENS + 1, sizeof(int));
     if (!r->all.ids || !r->pages) {
         return kvd_fail(diag, -ENOMEM, "no memory for a request of %u tokens", positions);
     }

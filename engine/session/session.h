@@ -68,9 +68,9 @@ struct kvd_request_report {
     uint32_t hit_by_tier[KVD_REPORT_TIERS]; /* tokens, by enum kvd_tier of the client library */
     uint32_t answer_tokens;
     uint32_t put_blocks;
+    enum kvd_finish finish;
     uint64_t ttft_ns; /* from the call to the first token chosen */
     uint64_t total_ns;
-    enum kvd_finish finish;
     uint8_t logits_sha256[32]; /* over the f32 logits of every generated position, in order */
     uint8_t kv_sha256[32];     /* over the KV of all whole blocks of the prompt, in order */
 };

@@ -161,14 +161,16 @@ static void test_too_long(void **state)
 /* Text of the deltas of a stream. */
 static void join_deltas(const char *body, char *ret)
 {
-    *ret = '\0';
+    size_t n = 0;
     for (const char *at = body; (at = strstr(at, "data: {")) != NULL; at++) {
         json_t *event = json_loads(at + 6, JSON_DISABLE_EOF_CHECK, NULL);
         assert_non_null(event);
         const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
         const char *text =
             json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
-        (void)strcat(ret, text ? text : "");
+        const size_t bytes = text ? strlen(text) : 0;
+        memcpy(ret + n, text ? text : "", bytes + 1);
+        n += bytes;
         json_decref(event);
     }
 }

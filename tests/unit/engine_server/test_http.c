@@ -510,8 +510,7 @@ static void test_bytes_that_are_no_request(void **state)
     static const char *const junk[] = {
         "\x16\x03\x01\x02", "GET\r\n\r\n", "\r\n\r\n\r\n",
         "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 50"
-        "\r\n\r\n{\"mess"};
+        "POST /models HTTP/1.1\r\nHost: t\r\nContent-Length: 50\r\n\r\n{\"mess"};
     for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++) {
         const int fd = http_connect(f->port);
         http_send(fd, junk[i], strlen(junk[i]));
