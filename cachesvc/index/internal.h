@@ -73,7 +73,7 @@ struct kvd_index {
     bool stopping;           /* lock: mtx */
     bool writer_runs;        /* owner: open and close */
     pthread_t writer;
-    int failed; /* first failed write since a sync told of it; owner: writer */
+    int failed; /* first failed change since a sync told of it; owner: writer */
 
     pthread_rwlock_t forget_lock;
     kvd_index_forget_fn *forget; /* lock: forget_lock */

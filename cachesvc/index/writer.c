@@ -195,16 +195,17 @@ static void take_locked(struct kvd_index *index, struct kvd_list *ret_taken)
     }
 }
 
-/* Results of a batch. A sync answers for every write since the last one. */
+/* Results of a batch. A sync answers for every change since the last one. */
 static uint64_t settle(struct kvd_index *index, struct kvd_list *taken, int err)
 {
     uint64_t n = 0;
-    index->failed = index->failed ? index->failed : err;
     kvd_list_foreach (it, taken) {
         struct index_op *op = KVD_CONTAINER_OF(it, struct index_op, link);
         n += op->n;
-        op->result = op->result ? op->result : op->kind == OP_SYNC ? index->failed : err;
+        op->result = op->result ? op->result : err;
+        index->failed = index->failed ? index->failed : op->result;
         if (op->kind == OP_SYNC) {
+            op->result = index->failed;
             index->failed = 0;
         }
     }

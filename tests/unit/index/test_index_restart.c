@@ -1,4 +1,6 @@
 /* What is still there after the index was closed, and after its process was killed. */
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "index_test.h"
@@ -97,12 +99,62 @@ static void test_close_writes_what_is_queued(void **state)
     check_all(b);
 }
 
+static void keep_result(int result, void *user)
+{
+    *(int *)user = result;
+}
+
+/* No file may grow any more, as on a full disk: those who ask are told, and reading goes on. */
+static void write_to_a_full_disk(struct bench *b)
+{
+    static const struct rlimit none = {0, 0};
+    struct kvd_key keys[2];
+    struct kvd_index_entry got;
+    struct kvd_index_stat stat;
+    int result = 99;
+    bench_must_open(b);
+    chain_make(2, 0, 2, keys);
+    put_chain(b, keys, 0, 1, 0);
+    assert_true(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    struct kvd_index_change c = {
+        .kind = KVD_INDEX_PUT, .id = id_of(keys, 1, 0), .entry = entry_at(7, 4096)};
+    assert_int_equal(kvd_index_submit(b->index, &c, 1, keep_result, &result), 0);
+    assert_int_equal(kvd_index_sync(b->index, false), -KVD_E_IO);
+    assert_int_equal(result, -KVD_E_IO);
+    assert_int_equal(kvd_index_sync(b->index, false), 0); /* told once */
+    assert_int_equal(kvd_index_row_put(b->index, KVD_INDEX_META, "k", 1, "v", 1, true), -KVD_E_IO);
+    kvd_index_stat(b->index, &stat);
+    assert_true(stat.failed_writes >= 2);
+    assert_int_equal(find(b, keys, 0, 0, &got), KVD_INDEX_FOUND);
+    assert_int_equal(find(b, keys, 1, 0, &got), KVD_INDEX_ABSENT);
+}
+
+static void open_and_check_first(struct bench *b)
+{
+    struct kvd_key keys[2];
+    struct kvd_index_entry got;
+    bench_must_open(b);
+    chain_make(2, 0, 2, keys);
+    assert_int_equal(find(b, keys, 0, 0, &got), KVD_INDEX_FOUND);
+    assert_int_equal(find(b, keys, 1, 0, &got), KVD_INDEX_ABSENT);
+    put_chain(b, keys, 1, 1, 0); /* writing works again */
+    assert_int_equal(find(b, keys, 1, 0, &got), KVD_INDEX_FOUND);
+}
+
+static void test_full_disk(void **state)
+{
+    in_child(*state, write_to_a_full_disk);
+    in_child(*state, open_and_check_first);
+}
+
 #define WITH_FOLDER(fn) cmocka_unit_test_setup_teardown(fn, bench_setup_closed, bench_teardown)
 
 static const struct CMUnitTest tests[] = {
     /* those that fork come before this process opens RocksDB itself */
     WITH_FOLDER(test_kill_after_sync),
     WITH_FOLDER(test_kill_with_an_unsynced_wal),
+    WITH_FOLDER(test_full_disk),
     WITH_FOLDER(test_close_writes_what_is_queued),
 };
 KVD_TEST_MAIN(tests)
