@@ -8,7 +8,6 @@
 
 #include "proto/base/error.h"
 
-/* fields in the order of the table: NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding) */
 struct kvd_engine_cli {
 /* strings are borrowed from argv */
 #define KVD_ENGINE_STR(name, field, def, metavar, text) const char *field;

@@ -67,7 +67,8 @@ static int read_file(const char *path, char **ret, size_t *ret_bytes, struct kvd
 {
     KVD_AUTOFCLOSE FILE *f = fopen(path, "rbe");
     if (!f) {
-        const int err = errno > 0 ? -errno : -EIO;
+        const int number = errno;
+        const int err = number > 0 ? -number : -EIO;
         return kvd_fail(diag, err, "%s: %s", path, kvd_strerror(err));
     }
     char *text = NULL;
