@@ -44,8 +44,9 @@ static void evicted(const struct kvd_slot_meta *meta, void *user)
 }
 
 /* On RocksDB's threads: an entry that explains a miss is kept for a while, then forgotten. */
-static bool forget_entry(struct kvd_service *service, const struct kvd_index_entry *entry)
+static bool forget(const struct kvd_index_entry *entry, void *user)
 {
+    struct kvd_service *service = user;
     uint64_t now = kvd_wall_now_s(&service->wall);
     struct kvd_segment_info info = {0};
     if (entry->segment == 0) {
@@ -55,22 +56,6 @@ static bool forget_entry(struct kvd_service *service, const struct kvd_index_ent
         return false;
     }
     return info.died_s && info.died_s + GHOST_S < now;
-}
-
-static bool forget(const struct kvd_index_entry *entry, void *user)
-{
-    struct kvd_service *service = user;
-    (void)pthread_mutex_lock(&service->forget_mtx);
-    bool yes = service->forgetting && forget_entry(service, entry);
-    (void)pthread_mutex_unlock(&service->forget_mtx);
-    return yes;
-}
-
-static void forget_set(struct kvd_service *service, bool forgetting)
-{
-    (void)pthread_mutex_lock(&service->forget_mtx);
-    service->forgetting = forgetting;
-    (void)pthread_mutex_unlock(&service->forget_mtx);
 }
 
 static int open_pool(struct kvd_service *service, bool drop_dram, struct kvd_diag *diag)
@@ -126,9 +111,6 @@ static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *di
     s->put_id_base = s->identity.boot << 40;
     err = err ? err : open_io(s, diag);
     err = err ? err : open_index(s, diag);
-    if (!err) {
-        kvd_index_on_compaction(s->index, forget, s);
-    }
     err = err ? err : kvd_counting_create(kvd_mono_ns() / KVD_NS_PER_S, &s->counting);
     err = err ? err : kvd_owners_create(&s->owners);
     err = err ? err : keeper_restore(s, diag);
@@ -136,7 +118,7 @@ static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *di
     err = err ? err : recover_open_tiers(s, diag);
     err = err ? err : kvd_workers_create(WORKER_THREADS, &s->workers);
     if (!err) {
-        forget_set(s, true);
+        kvd_index_on_compaction(s->index, forget, s);
         err = keeper_start(s);
     }
     return err;
@@ -148,7 +130,6 @@ static void init_locks(struct kvd_service *s)
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&s->mtx, NULL);
-    (void)pthread_mutex_init(&s->forget_mtx, NULL);
     (void)pthread_cond_init(&s->idle, &attr);
     (void)pthread_cond_init(&s->keeper_wake, &attr);
     (void)pthread_condattr_destroy(&attr);
@@ -203,7 +184,9 @@ void kvd_service_close(struct kvd_service **service)
     (void)pthread_mutex_unlock(&s->mtx);
     kvd_workers_destroy(&s->workers);
     keeper_stop(s);
-    forget_set(s, false);
+    if (s->index) {
+        kvd_index_on_compaction(s->index, NULL, NULL); /* it asks the tier, which goes next */
+    }
     if (s->nvme) {
         s->nvme->ops->close(&s->nvme);
     }
@@ -219,7 +202,6 @@ void kvd_service_close(struct kvd_service **service)
     kvd_close_fd(&s->lock_fd);
     (void)pthread_cond_destroy(&s->keeper_wake);
     (void)pthread_cond_destroy(&s->idle);
-    (void)pthread_mutex_destroy(&s->forget_mtx);
     (void)pthread_mutex_destroy(&s->mtx);
     KVD_MAGIC_CLEAR(s);
     free(s);

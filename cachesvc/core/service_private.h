@@ -106,8 +106,6 @@ struct kvd_service {
     pthread_cond_t keeper_wake;
     bool stopping;                          /* lock: mtx */
     atomic_int page_buffer[POOL_PAGES_MAX]; /* registered buffer of a pool page, or PAGE_… */
-    pthread_mutex_t forget_mtx;             /* a leaf: taken on RocksDB's threads */
-    bool forgetting; /* lock: forget_mtx. Whether the compaction filter may ask the tiers */
 };
 
 struct kvd_session {

@@ -57,11 +57,11 @@ int kvd_service_touch(struct kvd_session *session, const struct kvd_prompt_ref *
     KVD_MAGIC_CHECK(session, SESSION_MAGIC);
     struct kept_prompt prompt;
     int err = prompt_keep(session, ref, n, diag, &prompt);
-    if (err || n == 0) {
+    if (err) {
         return err;
     }
-    struct kvd_index_entry *entries = calloc(n, sizeof(*entries));
-    uint8_t *found = calloc(n, 1);
+    struct kvd_index_entry *entries = calloc(n + 1, sizeof(*entries));
+    uint8_t *found = calloc(n + 1, 1);
     err = !entries || !found ? kvd_fail(diag, -ENOMEM, "out of memory")
                              : kvd_index_lookup(session->service->index, prompt.keys, 0, n,
                                                 prompt.rank, entries, found);

@@ -69,7 +69,7 @@ int kvd_error_from_wire(uint32_t wire)
     return -KVD_E_INTERNAL;
 }
 
-int kvd_fail(struct kvd_diag *diag, int err, const char *fmt, ...)
+void kvd_diag_set(struct kvd_diag *diag, const char *fmt, ...)
 {
     if (diag) {
         va_list ap;
@@ -77,7 +77,6 @@ int kvd_fail(struct kvd_diag *diag, int err, const char *fmt, ...)
         (void)vsnprintf(diag->text, sizeof(diag->text), fmt, ap);
         va_end(ap);
     }
-    return err;
 }
 
 int kvd_fail_prefix(struct kvd_diag *diag, int err, const char *fmt, ...)

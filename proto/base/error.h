@@ -37,10 +37,18 @@ uint32_t kvd_error_to_wire(int err);
 /* The negative error number of a wire code; an unknown code is -KVD_E_INTERNAL. */
 int kvd_error_from_wire(uint32_t wire);
 
-/* Writes a message into diag (which may be NULL) and returns err, so that `return kvd_fail(diag,
- * -EINVAL, "...")` works. */
-int kvd_fail(struct kvd_diag *diag, int err, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+/* Writes a message into diag, which may be NULL. */
+void kvd_diag_set(struct kvd_diag *diag, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Writes a message into diag and is err, so that `return kvd_fail(diag, -EINVAL, "...")` works. A
+ * macro, so that the compiler and the analyser see that it is not 0. */
+#define kvd_fail(diag, err, ...)                                                                   \
+    ({                                                                                             \
+        const int fail_err_ __attribute__((unused)) = (err);                                       \
+        kvd_diag_set((diag), __VA_ARGS__);                                                         \
+        fail_err_;                                                                                 \
+    })
 
 /* Puts text before the message that is there: "context: message". Returns err. diag may be NULL. */
 int kvd_fail_prefix(struct kvd_diag *diag, int err, const char *fmt, ...)
