@@ -347,7 +347,7 @@ int kvd_call_send_locked(struct kvd_call *call, Kvd__Wire__Request *req, bool wa
 
 void kvd_link_probe_locked(struct kvd_link *conn)
 {
-    struct kvd_call *call;
+    struct kvd_call *call = NULL;
     Kvd__Wire__PingRequest ping = KVD__WIRE__PING_REQUEST__INIT;
     Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
     req.body_case = KVD__WIRE__REQUEST__BODY_PING;
