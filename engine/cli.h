@@ -11,6 +11,8 @@ enum { KVD_EXIT_OK = 0, KVD_EXIT_FAILED = 1, KVD_EXIT_USAGE = 2 };
 /* What main has set up. */
 struct kvd_engine_app {
     struct kvd_engine_cli cli;
+    char *http_host; /* of --http */
+    uint16_t http_port;
     struct kvd_log log;
     struct kvd_client *client; /* NULL: no cache */
     struct kvd_engine *engine;

@@ -176,11 +176,18 @@ int main(int argc, char **argv)
         (void)printf("kvdepot-engine %s\n", KVDEPOT_VERSION);
         return KVD_EXIT_OK;
     }
+    if (app.cli.http &&
+        kvd_engine_cli_address(app.cli.http, &app.http_host, &app.http_port, &diag)) {
+        (void)kvd_app_failed(&diag, -ENOMEM);
+        return KVD_EXIT_USAGE;
+    }
     kvd_log_init(&app.log, STDERR_FILENO, "kvdepot-engine",
                  app.cli.verbose || app.cli.http ? KVD_LOG_INFO : KVD_LOG_WARN);
     (void)signal(SIGPIPE, SIG_IGN);
     if (app.cli.http) {
         block_signals();
     }
-    return run(&app);
+    const int status = run(&app);
+    free(app.http_host);
+    return status;
 }

@@ -126,8 +126,9 @@ static const struct option_row *find(const char *name, size_t n)
     return NULL;
 }
 
-/* Reads argv[*at] and the value after it, if it has one. */
-static int read_flag(struct kvd_engine_cli *cli, int argc, char **argv, int *at,
+/* Reads argv[*at] and the value after it, if it has one. given: a flag for each row of the table.
+ */
+static int read_flag(struct kvd_engine_cli *cli, bool *given, int argc, char **argv, int *at,
                      struct kvd_diag *diag)
 {
     const char *arg = argv[*at];
@@ -137,6 +138,7 @@ static int read_flag(struct kvd_engine_cli *cli, int argc, char **argv, int *at,
     if (!o) {
         return kvd_fail(diag, -KVD_E_CONFIG, "'%.64s' is no option; --help lists them", arg);
     }
+    given[o - options] = true;
     if (o->type == TYPE_FLAG) {
         if (equals) {
             return kvd_fail(diag, -KVD_E_CONFIG, "--%s takes no value", o->name);
@@ -150,7 +152,45 @@ static int read_flag(struct kvd_engine_cli *cli, int argc, char **argv, int *at,
     return set_value(cli, o, equals ? equals + 1 : argv[++*at], diag);
 }
 
-static int check_together(const struct kvd_engine_cli *cli, struct kvd_diag *diag)
+/* Options that a way to use the engine has no use for are refused, not ignored. */
+static int check_use(const bool *given, const char *const *useless, size_t n, const char *way,
+                     struct kvd_diag *diag)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (given[find(useless[i], strlen(useless[i])) - options]) {
+            return kvd_fail(diag, -KVD_E_CONFIG, "--%s has no use %s", useless[i], way);
+        }
+    }
+    return 0;
+}
+
+static int check_way(const struct kvd_engine_cli *cli, const bool *given, struct kvd_diag *diag)
+{
+    static const char *const not_http[] = {"raw",      "system", "max-tokens", "temperature",
+                                           "top-p",    "seed",   "ignore-end", "user-id",
+                                           "scenario", "report"};
+    static const char *const not_chat[] = {"raw", "report"};
+    static const char *const only_http[] = {"usage-on-finish"};
+    static const char *const only_embedded[] = {"store", "dram", "nvme"};
+#define LIST(list) list, sizeof(list) / sizeof((list)[0])
+    int rc = 0;
+    if (cli->http) {
+        rc = check_use(given, LIST(not_http), "with --http: each request says it", diag);
+    } else {
+        rc = check_use(given, LIST(only_http), "without --http", diag);
+    }
+    if (rc == 0 && cli->chat) {
+        rc = check_use(given, LIST(not_chat), "with --chat", diag);
+    }
+    if (rc == 0 && !cli->embedded) {
+        rc = check_use(given, LIST(only_embedded), "without --embedded", diag);
+    }
+#undef LIST
+    return rc;
+}
+
+static int check_together(const struct kvd_engine_cli *cli, const bool *given,
+                          struct kvd_diag *diag)
 {
     const int ways = !!cli->prompt + !!cli->prompt_file + !!cli->tokens_file + !!cli->prompt_list +
                      cli->chat + !!cli->http;
@@ -166,30 +206,25 @@ static int check_together(const struct kvd_engine_cli *cli, struct kvd_diag *dia
     if (cli->no_cache && (cli->embedded || cli->socket)) {
         return kvd_fail(diag, -KVD_E_CONFIG, "--no-cache contradicts --embedded and --socket");
     }
-    if (!cli->embedded && (cli->store || cli->dram || cli->nvme)) {
-        return kvd_fail(diag, -KVD_E_CONFIG, "--store, --dram and --nvme are for --embedded");
-    }
-    if (cli->report && (cli->chat || cli->http)) {
-        return kvd_fail(diag, -KVD_E_CONFIG, "--report is for prompts, not for --chat and --http");
-    }
     if ((cli->raw || cli->tokens_file) && cli->system) {
         return kvd_fail(diag, -KVD_E_CONFIG, "--system is for prompts with the chat template");
     }
-    return 0;
+    return check_way(cli, given, diag);
 }
 
 int kvd_engine_cli_parse(struct kvd_engine_cli *cli, int argc, char **argv, struct kvd_diag *diag)
 {
+    bool given[N_OPTIONS] = {false};
     for (size_t i = 0; i < N_OPTIONS; i++) {
         set_default(cli, &options[i]);
     }
     for (int at = 1; at < argc; at++) {
-        const int rc = read_flag(cli, argc, argv, &at, diag);
+        const int rc = read_flag(cli, given, argc, argv, &at, diag);
         if (rc) {
             return rc;
         }
     }
-    return cli->help || cli->version ? 0 : check_together(cli, diag);
+    return cli->help || cli->version ? 0 : check_together(cli, given, diag);
 }
 
 static void print_default(FILE *out, const struct option_row *o)

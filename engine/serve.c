@@ -1,11 +1,9 @@
 /* HTTP until a signal ends it. */
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/cli.h"
 #include "engine/server/server.h"
-#include "proto/base/cleanup.h"
 
 static int listen_and_wait(struct kvd_engine_app *app, const struct kvd_server_options *options,
                            struct kvd_diag *diag)
@@ -33,17 +31,13 @@ static int listen_and_wait(struct kvd_engine_app *app, const struct kvd_server_o
 int kvd_app_serve(struct kvd_engine_app *app)
 {
     struct kvd_diag diag = {0};
-    KVD_AUTOFREE char *host = NULL;
     struct kvd_engine_backend backend;
     struct kvd_server_options options;
     kvd_server_options_init(&options);
-    if (kvd_engine_cli_address(app->cli.http, &host, &options.port, &diag)) {
-        (void)kvd_app_failed(&diag, 0);
-        return KVD_EXIT_USAGE;
-    }
     kvd_engine_backend_init(&backend, app->engine);
     options.backend = &backend.backend;
-    options.host = host;
+    options.host = app->http_host;
+    options.port = app->http_port;
     options.usage_on_finish = app->cli.usage_on_finish;
     options.log = &app->log;
     return listen_and_wait(app, &options, &diag);

@@ -211,20 +211,21 @@ static void end_plain(struct kvd_exchange *x, const struct kvd_api_result *resul
     free(body);
 }
 
-void kvd_exchange_run(struct kvd_exchange *x, const struct kvd_backend *backend)
+int kvd_exchange_run(struct kvd_exchange *x, const struct kvd_backend *backend,
+                     struct kvd_api_error *error)
 {
     KVD_MAGIC_CHECK(x, EXCHANGE_MAGIC);
-    struct kvd_api_error error = {.status = 500};
     struct kvd_api_result result;
     const int rc =
-        backend->generate(backend->self, x->request, &x->cancel, on_text, x, &error, &result);
+        backend->generate(backend->self, x->request, &x->cancel, on_text, x, error, &result);
     if (rc) {
-        kvd_exchange_fail(x, &error);
+        kvd_exchange_fail(x, error);
     } else if (x->request->stream) {
         end_stream(x, &result);
     } else {
         end_plain(x, &result);
     }
+    return rc;
 }
 
 void kvd_exchange_fail(struct kvd_exchange *x, const struct kvd_api_error *error)

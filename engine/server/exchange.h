@@ -35,8 +35,10 @@ void kvd_exchange_unref(struct kvd_exchange **x);
 struct kvd_queue_item *kvd_exchange_item(struct kvd_exchange *x);
 struct kvd_exchange *kvd_exchange_of_item(struct kvd_queue_item *item);
 
-/* Inference thread: answers the request through the back end. */
-void kvd_exchange_run(struct kvd_exchange *x, const struct kvd_backend *backend);
+/* Inference thread: answers the request through the back end. The back end's failure is passed on
+ * to the client, and returned with *error filled in. */
+int kvd_exchange_run(struct kvd_exchange *x, const struct kvd_backend *backend,
+                     struct kvd_api_error *error);
 
 /* Any thread. An exchange that has ended takes no more. */
 void kvd_exchange_fail(struct kvd_exchange *x, const struct kvd_api_error *error);

@@ -54,7 +54,11 @@ static void work(struct kvd_queue_item *item, void *user)
 {
     struct kvd_server *server = user;
     struct kvd_exchange *x = kvd_exchange_of_item(item);
-    kvd_exchange_run(x, server->options.backend);
+    struct kvd_api_error error = {.status = 500};
+    if (kvd_exchange_run(x, server->options.backend, &error) && error.status >= 500) {
+        kvd_log_error(server->options.log, "%s",
+                      error.message); /* ours to mend, not the client's */
+    }
     kvd_exchange_unref(&x);
 }
 

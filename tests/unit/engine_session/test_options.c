@@ -45,7 +45,7 @@ static void test_defaults_and_spellings(void **state)
 static void test_refusals(void **state)
 {
     static const struct {
-        const char *argv[8];
+        const char *argv[10];
         const char *said;
     } rows[] = {
         {{"e", NULL}, "--model"},
@@ -67,6 +67,10 @@ static void test_refusals(void **state)
         {{"e", "--model", "m", "--chat", "--no-cache", "--embedded", NULL}, "contradicts"},
         {{"e", "--model", "m", "--chat", "--store", "d", NULL}, "--embedded"},
         {{"e", "--model", "m", "--chat", "--report", "r", NULL}, "--report"},
+        {{"e", "--model", "m", "--chat", "--raw", NULL}, "--raw has no use with --chat"},
+        {{"e", "--model", "m", "--http", "1", "--max-tokens=256", NULL}, "--max-tokens has no use"},
+        {{"e", "--model", "m", "--chat", "--usage-on-finish", NULL}, "--usage-on-finish"},
+        {{"e", "--model", "m", "--prompt", "x", "--raw", "--system", "y", NULL}, "--system"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct kvd_engine_cli cli;
