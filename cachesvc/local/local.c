@@ -101,12 +101,11 @@ static void socket_event(struct local_conn *conn, uint32_t events)
     if (events & EPOLLOUT) {
         local_conn_flush(conn);
     }
-    if (local_conn_broken(conn)) {
+    bool over = local_conn_broken(conn) || !(events & (EPOLLIN | EPOLLOUT));
+    if (over) {
         conn_end(conn, NULL);
     } else if (events & EPOLLIN) {
         conn_read(conn); /* what came before a hang-up is served; then comes the end */
-    } else if (events & (EPOLLHUP | EPOLLERR)) {
-        conn_end(conn, NULL);
     }
 }
 

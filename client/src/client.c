@@ -36,14 +36,13 @@ static _Thread_local struct {
     struct kvd_diag diag;
 } last_message;
 
-int kvd_client_fail(struct kvd_client *c, int err, const char *fmt, ...)
+void kvd_client_say(struct kvd_client *c, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
     (void)vsnprintf(last_message.diag.text, sizeof(last_message.diag.text), fmt, ap);
     va_end(ap);
     last_message.client = c;
-    return err;
 }
 
 const char *kvd_client_message(struct kvd_client *client)

@@ -207,9 +207,11 @@ struct kvd_client {
 
 /* ---- client.c */
 
-/* Writes the calling thread's message; returns err. */
-int kvd_client_fail(struct kvd_client *c, int err, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+/* Writes the calling thread's message. */
+void kvd_client_say(struct kvd_client *c, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same; its value is err. A macro, so that analysers see that it is never 0. */
+#define kvd_client_fail(c, err, ...) (kvd_client_say((c), __VA_ARGS__), (err))
 void kvd_client_lock(struct kvd_client *c);
 void kvd_client_unlock(struct kvd_client *c);
 /* Like pthread_cond_timedwait, by the monotonic clock; false: the deadline has passed. */

@@ -65,7 +65,7 @@ void kvd_space_opened_locked(struct kvd_call *call, const Kvd__Wire__SpaceOpenRe
         return; /* another thread's call was quicker */
     }
     call->status = n_fds == 1 ? reg_create(msg, fds[0], &reg) : KVD_INTERNAL;
-    if (call->status) {
+    if (!reg) {
         return;
     }
     reg->serial = call->conn->serial;

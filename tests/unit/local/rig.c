@@ -365,7 +365,7 @@ static void raw_space_open(struct raw *raw)
 
 void raw_open(struct raw *raw, struct rig *rig, bool with_space)
 {
-    int fds[8];
+    int fds[8] = {-1, -1};
     unsigned n = 0;
     raw->fd = raw_socket(rig->socket);
     raw_hello(raw->fd, 1);

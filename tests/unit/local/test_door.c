@@ -60,8 +60,9 @@ static void send_garbage(int fd, enum garbage kind)
         break;
     case TINY_FIELDS: /* field 100, over and over: each would cost a struct */
         while (n + 3 <= KVD_WIRE_PACKET_MAX) {
-            memcpy(buf + n, "\xa0\x06\x01", 3);
-            n += 3;
+            buf[n++] = 0xa0;
+            buf[n++] = 0x06;
+            buf[n++] = 1;
         }
         raw_send_bytes(fd, buf, n);
         break;
