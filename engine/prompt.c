@@ -67,9 +67,7 @@ static int read_file(const char *path, char **ret, size_t *ret_bytes, struct kvd
 {
     KVD_AUTOFCLOSE FILE *f = fopen(path, "rbe");
     if (!f) {
-        const int number = errno;
-        const int err = number > 0 ? -number : -EIO;
-        return kvd_fail(diag, err, "%s: %s", path, kvd_strerror(err));
+        return kvd_fail(diag, -EIO, "%s: %s", path, kvd_strerror(-errno));
     }
     char *text = NULL;
     size_t n = 0;
