@@ -113,6 +113,16 @@ static bool block_copy(const struct kvd_link *conn, const struct kvd_wire_block 
     return __atomic_load_n(generation, __ATOMIC_ACQUIRE) == row->generation;
 }
 
+/* The daemon is told with the release: blocks from here on were hits to it, but not to the caller.
+ */
+static void not_loaded_from_locked(struct kvd_lease *lease, uint32_t from)
+{
+    if (!lease->has_stale || from < lease->stale_from) {
+        lease->has_stale = true;
+        lease->stale_from = from;
+    }
+}
+
 /* Copies what a DONE part brought; without the lock. True: there is more to ask for. */
 static bool part_copy(struct kvd_call *call, uint32_t *ret_good)
 {
@@ -130,10 +140,8 @@ static bool part_copy(struct kvd_call *call, uint32_t *ret_good)
     bool more = good > 0 && good == said && said < call->n &&
                 kvd_call_row(call, good).state == KVD_BLOCK_STORED;
     kvd_client_lock(c);
-    uint32_t stale_from = call->first + good;
-    if (good < said && (!lease->has_stale || stale_from < lease->stale_from)) {
-        lease->has_stale = true;
-        lease->stale_from = stale_from;
+    if (good < said) {
+        not_loaded_from_locked(lease, call->first + good);
     }
     c->stats.loaded_blocks += good;
     c->stats.failed_blocks += more ? 0 : call->n - good;
@@ -226,6 +234,11 @@ int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *d
                         .deadline_ns = kvd_mono_ns() + lease->space->client->io_ns};
     while (!err && part.n > 0) {
         err = part_run(&part);
+    }
+    if (err == KVD_DEADLINE) {
+        kvd_client_lock(lease->space->client);
+        not_loaded_from_locked(lease, first + part.before);
+        kvd_client_unlock(lease->space->client);
     }
     if (err && part.before == 0) {
         return err;

@@ -1,6 +1,6 @@
 /*
  * The forward pass. A row's result depends on nothing but its prefix: not on chunking, threads,
- * kernel choice or the physical order of pages (ENGINE numerics family KVD_NUMERICS). So KV of
+ * kernel choice or the physical order of pages (numerics family KVD_NUMERICS). So KV of
  * generated tokens is the KV that prefill makes. A graph is shared and has one set of scratch
  * buffers: one caller at a time.
  */

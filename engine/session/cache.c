@@ -2,6 +2,7 @@
 #include "engine/session/cache.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Blocks that one call of load asks for. A deadline that passes costs that batch, not what was
@@ -33,6 +34,10 @@ int kvd_cache_open(struct kvd_cache *cache, struct kvd_client *client,
     if (!client) {
         return 0;
     }
+    /* what shapes KV besides the weights, and stands nowhere in the geometry */
+    char numerics[64];
+    (void)snprintf(numerics, sizeof(numerics), "%s rms-eps=%a", KVD_NUMERICS,
+                   (double)model->params.rms_eps);
     struct kvd_space_config config = {
         .size = sizeof(config),
         .model = model_name,
@@ -44,7 +49,7 @@ int kvd_cache_open(struct kvd_cache *cache, struct kvd_client *client,
         .block_tokens = KVD_ENGINE_BLOCK_TOKENS,
         .rope_base = model->params.rope_base,
         .rope_scale = 1.0,
-        .numerics = KVD_NUMERICS,
+        .numerics = numerics,
         .ranks = 1,
     };
     memcpy(config.weights, model->weights.b, sizeof(config.weights));
