@@ -115,7 +115,9 @@ static int read_identity(int dir, const char *folder, struct kvd_diag *diag,
     KVD_AUTOCLOSE int fd = openat(dir, "IDENTITY", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
         int err = -errno;
-        return kvd_fail(diag, err, "%s/IDENTITY can't be opened: %s", folder, kvd_strerror(err));
+        return err == -ENOENT ? err
+                              : kvd_fail(diag, err, "%s/IDENTITY can't be opened: %s", folder,
+                                         kvd_strerror(err));
     }
     char text[IDENTITY_FILE_MAX + 1];
     ssize_t n = read(fd, text, IDENTITY_FILE_MAX);

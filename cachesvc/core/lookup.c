@@ -265,7 +265,10 @@ static int lookup_check(struct kvd_session *session, uint32_t asked, uint32_t re
         return kvd_fail(diag, -KVD_E_BAD_REQUEST, "room for %u results, the prompt has %u blocks",
                         results_cap, asked);
     }
-    if (session->n_leases >= SESSION_LEASES_MAX) {
+    (void)pthread_mutex_lock(&session->service->mtx);
+    bool many = session->n_leases >= SESSION_LEASES_MAX;
+    (void)pthread_mutex_unlock(&session->service->mtx);
+    if (many) {
         return kvd_fail(diag, -KVD_E_OVER_QUOTA,
                         "%d leases are open, which is the limit for one client; release some",
                         SESSION_LEASES_MAX);

@@ -122,9 +122,9 @@ struct kvd_session {
     uint32_t n_spaces;
     struct kvd_list leases; /* lock: service.mtx */
     struct kvd_list puts;   /* lock: service.mtx */
-    uint32_t n_leases;
-    uint32_t n_puts;
-    uint64_t pinned_bytes; /* lock: service.mtx */
+    uint32_t n_leases;      /* lock: service.mtx */
+    uint32_t n_puts;        /* lock: service.mtx */
+    uint64_t pinned_bytes;  /* lock: service.mtx */
 };
 
 /* Last use and class of a block, as last seen. */

@@ -197,7 +197,10 @@ static int put_check(struct kvd_session *session, uint32_t first, uint32_t n, st
                         "put of %u blocks from block %u on: 1 to %d at once are allowed", n, first,
                         KVD_WIRE_STAGING_SLOTS);
     }
-    if (session->n_puts >= SESSION_PUTS_MAX) {
+    (void)pthread_mutex_lock(&session->service->mtx);
+    bool many = session->n_puts >= SESSION_PUTS_MAX;
+    (void)pthread_mutex_unlock(&session->service->mtx);
+    if (many) {
         return kvd_fail(diag, -KVD_E_OVER_QUOTA,
                         "%d puts are begun, which is the limit for one client; commit some",
                         SESSION_PUTS_MAX);

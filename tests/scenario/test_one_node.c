@@ -156,6 +156,8 @@ static struct answer ask(struct node *n, const char *user, bool cache)
                                 user,
                                 "--report",
                                 report,
+                                "--match-ms",
+                                "5000",
                                 "--fingerprint-cache",
                                 n->folder,
                                 cache ? "--socket" : "--no-cache",
@@ -472,6 +474,24 @@ static void second_daemon_on_the_folder_is_refused(void **state)
     node_fini(&n);
 }
 
+/* The example of the client library: a program of its own, with nothing but the public header. */
+static void example_of_the_client_library(void **state)
+{
+    (void)state;
+    struct node n;
+    struct proc p;
+    node_init(&n);
+    node_up(&n, false);
+    const char *const argv[] = {proc_program("client/kvdepot-hello"), n.socket, NULL};
+    assert_int_equal(proc_run(&p, argv), 0);
+    assert_non_null(strstr(p.output, "0 of 4 blocks were stored"));
+    assert_int_equal(proc_run(&p, argv), 0);
+    assert_non_null(strstr(p.output, "4 of 4"));
+    node_down(&n);
+    assert_int_not_equal(proc_run(&p, argv), 0); /* nobody listens */
+    node_fini(&n);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(hit_is_no_cache_byte_for_byte),
     cmocka_unit_test(hit_is_no_cache_on_the_real_model),
@@ -481,6 +501,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(r_daemon_killed),
     cmocka_unit_test(r_daemon_stopped),
     cmocka_unit_test(second_daemon_on_the_folder_is_refused),
+    cmocka_unit_test(example_of_the_client_library),
 };
 
 KVD_TEST_MAIN(tests)

@@ -13,7 +13,7 @@ long_tsan() {
     setup_configure build-tsan clang -Dbuildtype=debugoptimized -Db_ndebug=false -Db_sanitize=thread \
         -Db_lundef=false
     setup_build build-tsan
-    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$ROOT/tests/support/tsan.supp
     test_run build-tsan --suite unit --timeout-multiplier 6
     test_close "$TEST_COUNTS"
 }
