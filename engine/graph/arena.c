@@ -36,10 +36,11 @@ static void fill_free(struct kvd_arena *arena, uint64_t seed)
     for (uint32_t i = 0; i < arena->pages; i++) {
         arena->free[i] = (int)(arena->pages - 1 - i);
     }
-    for (uint32_t i = arena->pages - 1; seed != 0 && i > 0; i--) {
-        const uint32_t j = (uint32_t)(next_random(&seed) % (i + 1));
-        const int page = arena->free[i];
-        arena->free[i] = arena->free[j];
+    uint64_t state = seed;
+    for (uint32_t left = seed ? arena->pages : 0; left > 1; left--) {
+        const uint32_t j = (uint32_t)(next_random(&state) % left);
+        const int page = arena->free[left - 1];
+        arena->free[left - 1] = arena->free[j];
         arena->free[j] = page;
     }
     arena->n_free = arena->pages;

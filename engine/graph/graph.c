@@ -118,11 +118,23 @@ static uint32_t widest(const struct kvd_graph *g)
     return most > g->q_width ? most : g->q_width;
 }
 
+static void lay_stream(const struct kvd_graph *g, struct graph_stream *s, size_t rows,
+                       struct bump *b)
+{
+    const size_t blocks = rows * (widest(g) / KVD_QUANT_COLS);
+    s->x = bump_floats(b, rows * g->p.width);
+    s->rope = bump_floats(b, rows * g->p.head_dim);
+    s->quant.q = bump_take(b, rows * widest(g));
+    s->quant.scale = bump_floats(b, blocks);
+    s->quant.offset = bump_floats(b, blocks);
+    s->quant.sum = bump_floats(b, blocks);
+}
+
 static void lay_rows(struct kvd_graph *g, struct bump *b)
 {
     const size_t n = KVD_GRAPH_CHUNK_MAX;
     struct graph_rows *r = &g->rows;
-    r->x = bump_floats(b, n * g->p.width);
+    lay_stream(g, &g->stream, n, b);
     r->proj = bump_floats(b, n * g->p.width);
     r->q = bump_floats(b, n * g->q_width);
     r->k = bump_floats(b, n * g->kv_width);
@@ -130,14 +142,11 @@ static void lay_rows(struct kvd_graph *g, struct bump *b)
     r->attn = bump_floats(b, n * g->q_width);
     r->gate = bump_floats(b, n * g->p.ffn);
     r->up = bump_floats(b, n * g->p.ffn);
-    r->rope = bump_floats(b, n * g->p.head_dim);
-    r->quant.q = bump_take(b, n * widest(g));
-    r->quant.scale = bump_floats(b, n * (widest(g) / KVD_QUANT_COLS));
-    r->quant.offset = bump_floats(b, n * (widest(g) / KVD_QUANT_COLS));
-    r->quant.sum = bump_floats(b, n * (widest(g) / KVD_QUANT_COLS));
     for (uint32_t t = 0; t < kvd_crew_threads(g->crew); t++) {
-        g->thread_row[t] = bump_floats(b, g->p.width);
-        g->thread_attn[t] =
+        struct graph_thread *own = &g->threads[t];
+        lay_stream(g, &own->few, KVD_GRAPH_FEW, b);
+        own->row = bump_floats(b, widest(g));
+        own->attention =
             bump_floats(b, kvd_attention_scratch(g->p.head_dim, g->block_tokens, g->group));
     }
 }
@@ -250,9 +259,8 @@ static int fill(struct kvd_graph *g, const struct kvd_graph_options *options, st
     }
     g->layers = calloc(g->p.layers, sizeof(*g->layers));
     g->pages = calloc(g->p.context / g->block_tokens + 1, sizeof(*g->pages));
-    g->thread_row = calloc(options->threads, sizeof(*g->thread_row));
-    g->thread_attn = calloc(options->threads, sizeof(*g->thread_attn));
-    if (!g->layers || !g->pages || !g->thread_row || !g->thread_attn) {
+    g->threads = calloc(options->threads, sizeof(*g->threads));
+    if (!g->layers || !g->pages || !g->threads) {
         return kvd_fail(diag, -ENOMEM, "no memory for a graph of %u layers", g->p.layers);
     }
     r = init_matrices(g, diag);
@@ -296,9 +304,8 @@ void kvd_graph_destroy(struct kvd_graph **graph)
     kvd_crew_destroy(&g->crew);
     free(g->memory);
     free(g->layers);
-    free(g->pages);
-    free(g->thread_row);
-    free(g->thread_attn);
+    free((void *)g->pages);
+    free(g->threads);
     KVD_MAGIC_CLEAR(g);
     free(g);
     *graph = NULL;

@@ -6,7 +6,10 @@
 #include "engine/graph/graph.h"
 #include "kernels/kernels.h"
 
-enum { KVD_GRAPH_MAGIC = 0x68707267 };
+enum {
+    KVD_GRAPH_MAGIC = 0x68707267,
+    KVD_GRAPH_FEW = 4 /* rows that each thread keeps a stream of its own for; see forward.c */
+};
 
 struct graph_layer {
     float *attn_norm;
@@ -14,18 +17,28 @@ struct graph_layer {
     struct kvd_matrix q, k, v, o, gate, up, down;
 };
 
-/* Rows of a chunk at each stage; rows are as wide as the stage is. One caller at a time. */
-struct graph_rows {
+/* What goes from stage to stage, and what every thread could compute for itself. */
+struct graph_stream {
     float *x;               /* the residual stream [row][width] */
-    float *proj;            /* what is added to it next [row][width] */
-    float *q;               /* [row][heads][head_dim] */
-    float *k;               /* [row][kv_heads][head_dim] */
-    float *v;               /* the same */
-    float *attn;            /* as q */
-    float *gate;            /* [row][ffn] */
-    float *up;              /* [row][ffn] */
     float *rope;            /* [row][head_dim]: kvd_rope_row */
     struct kvd_qrows quant; /* the input of the next matrices; cols changes from stage to stage */
+};
+
+/* Rows of a chunk at the other stages; rows are as wide as the stage is. One caller at a time. */
+struct graph_rows {
+    float *proj; /* what is added to the residual stream next [row][width] */
+    float *q;    /* [row][heads][head_dim] */
+    float *k;    /* [row][kv_heads][head_dim] */
+    float *v;    /* the same */
+    float *attn; /* as q */
+    float *gate; /* [row][ffn] */
+    float *up;   /* [row][ffn] */
+};
+
+struct graph_thread {
+    struct graph_stream few; /* KVD_GRAPH_FEW rows */
+    float *row;              /* as wide as the widest */
+    float *attention;        /* scratch of the kernel */
 };
 
 struct kvd_graph {
@@ -42,11 +55,11 @@ struct kvd_graph {
     float *output_norm;
     struct kvd_matrix output;
     double *freq;
+    struct graph_stream stream; /* KVD_GRAPH_CHUNK_MAX rows, of all threads together */
     struct graph_rows rows;
-    const uint8_t **pages; /* of the sequence at hand, by absolute block */
-    float **thread_row;    /* by thread: one row of width floats */
-    float **thread_attn;   /* by thread: scratch of the attention kernel */
-    uint8_t *memory;       /* weights and everything above that is in floats; one allocation */
+    struct graph_thread *threads;
+    uint8_t **pages; /* of the sequence at hand, by absolute block */
+    uint8_t *memory; /* weights and everything above that is in floats; one allocation */
     size_t memory_bytes;
 };
 

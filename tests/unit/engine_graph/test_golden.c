@@ -13,6 +13,7 @@
 #include "kernels/f16.h"
 #include "kvd_model_path.h"
 #include "kvd_test.h"
+#include "proto/base/assert.h"
 #include "rig.h"
 
 enum { LINE_BYTES = 1 << 16, TOP = 20, LONG = 200 /* tokens */ };
@@ -64,6 +65,7 @@ static void take_ids(struct golden *g, char *words)
     for (char *word = strtok(words, " \n"); word; word = strtok(NULL, " \n")) {
         assert_int_equal(kvd_tokens_push(&g->ids, (uint32_t)strtoul(word, NULL, 10)), 0);
     }
+    KVD_ASSERT(g->ids.n > 0 && g->vocab > 0);
     free(g->logits);
     g->logits = malloc((size_t)g->ids.n * g->vocab * sizeof(float));
     assert_non_null(g->logits);
