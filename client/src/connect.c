@@ -77,7 +77,10 @@ static int greet_locked(struct kvd_client *c, int fd)
         if (c->conn == conn) {
             kvd_link_fail_locked(conn, "the daemon took no hello");
         }
+        return 0;
     }
+    /* the link's, until somebody waits for it: its answer may be found by anyone who receives */
+    call->state = KVD_CALL_ABANDONED;
     return 0;
 }
 
@@ -116,9 +119,10 @@ static void hello_wait_locked(struct kvd_client *c, uint64_t deadline_ns)
         return;
     }
     struct kvd_call *call = KVD_CONTAINER_OF(conn->calls.next, struct kvd_call, link);
-    if (call->op != KVD_CALL_HELLO || call->state != KVD_CALL_WAITING || call->waited) {
+    if (call->op != KVD_CALL_HELLO || call->state != KVD_CALL_ABANDONED) {
         return;
     }
+    call->state = KVD_CALL_WAITING;
     if (deadline_ns < call->deadline_ns) {
         call->deadline_ns = deadline_ns;
     }
