@@ -42,7 +42,8 @@ struct kvd_kv_view {
  * Computes tokens[0..n) at positions pos .. pos + n - 1 (all before pos are in the pages already),
  * writing their KV. n is at most KVD_GRAPH_CHUNK_MAX. logits: n_logits rows of vocab floats, for
  * the last n_logits of the tokens (0: none). -KVD_E_BAD_REQUEST: position beyond the context, a
- * token id out of range.
+ * token id out of range; nothing was written. -KVD_E_CORRUPT: weights or pages hold what is no
+ * number; what was written is not to be used.
  */
 int kvd_graph_forward(struct kvd_graph *graph, const struct kvd_kv_view *kv, uint32_t pos,
                       const uint32_t *tokens, uint32_t n, float *logits, uint32_t n_logits);
