@@ -41,16 +41,17 @@ static void tier_notes(const json_t *tier, char *text, size_t size)
 {
     static const struct {
         const char *key;
-        const char *name;
+        const char *one;
+        const char *many;
         bool bytes;
     } notes[] = {
-        {"pinned_bytes", "pinned", true},
-        {"segments", "segments", false},
-        {"queue_bytes", "queued", true},
-        {"written_bytes", "written", true},
-        {"read_bytes", "read", true},
-        {"evicted_blocks", "blocks evicted", false},
-        {"dropped_blocks", "blocks thrown away", false},
+        {"pinned_bytes", "pinned", "pinned", true},
+        {"segments", "segment", "segments", false},
+        {"queue_bytes", "queued", "queued", true},
+        {"written_bytes", "written", "written", true},
+        {"read_bytes", "read", "read", true},
+        {"evicted_blocks", "block evicted", "blocks evicted", false},
+        {"dropped_blocks", "block thrown away", "blocks thrown away", false},
     };
     size_t at = 0;
     text[0] = '\0';
@@ -62,9 +63,9 @@ static void tier_notes(const json_t *tier, char *text, size_t size)
         }
         const char *figure = notes[i].bytes ? kvd_units_bytes(number, (uint64_t)value)
                                             : kvd_units_count(number, (uint64_t)value);
+        const char *name = value == 1 ? notes[i].one : notes[i].many;
         int length = snprintf(text + at, size - at, "%s%s %s", at ? ", " : "",
-                              notes[i].bytes ? notes[i].name : figure,
-                              notes[i].bytes ? figure : notes[i].name);
+                              notes[i].bytes ? name : figure, notes[i].bytes ? figure : name);
         at += length > 0 ? (size_t)length : 0;
     }
 }
