@@ -388,6 +388,7 @@ static void test_full_line(void **state)
         http_ask(fds[i], "POST", "/v1/chat/completions", "", i == 0 ? ASK("hold") : ASK("next"));
         wait_requests(f, (uint32_t)i + 1);
     }
+    wait_for(f, &f->started, 1); /* the first one is being computed, not waiting */
     struct answer a = http_post(f->port, ASK("x"));
     assert_non_null(strstr(a.head, "Retry-After: 1"));
     expect_error(a, 429, "2 wait");
