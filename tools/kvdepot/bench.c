@@ -21,7 +21,7 @@ static const char help[] =
     "usage: kvdepot bench local [--rounds N] [--daemon PATH] [--dir DIR] [--json]\n\n"
     "Starts a daemon of its own on a store of its own, and measures it beside the limits of this\n"
     "machine, in turns. Shown is the median of the pairs. It takes about a minute, and needs\n"
-    "1.2 GB in /dev/shm and 2.5 GB in DIR, which it gives back.\n\n"
+    "0.6 GB in /dev/shm and 4.5 GB in DIR, which it gives back.\n\n"
     "  --rounds N     pairs of each measurement (default 7, at most 21)\n"
     "  --daemon PATH  kvdepotd (default: beside this program)\n"
     "  --dir DIR      where the store goes: a disk, not tmpfs (default /var/tmp)\n"

@@ -112,8 +112,8 @@ static void child_exec(const struct kvd_bench_daemon *daemon, bool drop_dram)
                           daemon->dir,
                           "--socket",
                           daemon->socket,
-                          "--dram.cap=1GiB",
-                          "--nvme.cap=2GiB",
+                          KVD_BENCH_DRAM_CAP,
+                          "--nvme.cap=4GiB",
                           dram_path,
                           drop_dram ? "--drop-dram" : NULL,
                           NULL};
