@@ -3,7 +3,9 @@
  * and read. What is read is not trusted: sums and ranges are checked.
  *
  * A file is never made shorter and never punched: whoever maps it would get other pages than the
- * pool writes. A file that doesn't fit is unlinked and a new one made; old mappings keep the old.
+ * pool writes. A pool file that doesn't fit is unlinked and a new one made; old mappings keep the
+ * old. A file that is no pool file is somebody's data under a mistyped path: refused, never
+ * removed.
  *
  * Order of writing, so that a kill at any moment leaves what can be read back: a slot's bytes
  * before its meta, its meta before READY; a page's slot headers before its own.
@@ -68,7 +70,27 @@ static int lock_file(int fd, const char *path, struct kvd_diag *diag)
                     errno == EWOULDBLOCK ? "another process has it" : strerror(errno));
 }
 
-/* Opens what lies at path. *ret_fd is -1 when nothing does, or nothing that fits: that is gone. */
+/* Whether the open file may be thrown away: it is empty, begins like a pool file of whatever size
+ * and store, or was left half-made, without its header (see create_file). */
+static bool file_is_replaceable(int fd, const struct stat *st)
+{
+    static const uint8_t zero[POOL_UNIT_BYTES];
+    uint8_t unit[POOL_UNIT_BYTES];
+    uint64_t magic;
+    if (st->st_size == 0) {
+        return true;
+    }
+    const ssize_t n = pread(fd, unit, sizeof(unit), 0);
+    if (n < (ssize_t)sizeof(magic)) {
+        return false;
+    }
+    memcpy(&magic, unit, sizeof(magic));
+    return magic == FILE_MAGIC ||
+           (n == (ssize_t)sizeof(unit) && memcmp(unit, zero, sizeof(unit)) == 0);
+}
+
+/* Opens what lies at path. *ret_fd is -1 when nothing does, or a pool file that doesn't fit: that
+ * is gone. */
 static int open_existing(const struct kvd_pool *pool, const struct kvd_pool_options *options,
                          struct kvd_diag *diag, int *ret_fd)
 {
@@ -95,6 +117,13 @@ static int open_existing(const struct kvd_pool *pool, const struct kvd_pool_opti
     if (!options->drop && file_fits(pool, fd, &st, &options->store)) {
         *ret_fd = kvd_take_fd(&fd);
         return 0;
+    }
+    if (!file_is_replaceable(fd, &st)) {
+        return kvd_fail(
+            diag, -KVD_E_WRONG_STORE,
+            "pool file %s: is not a pool file and is left as it is; remove it, or choose "
+            "another path (dram.path)",
+            path);
     }
     if (unlink(path) != 0 && errno != ENOENT) {
         return kvd_fail(diag, -errno, "pool file %s: cannot replace it: %s", path, strerror(errno));

@@ -284,7 +284,8 @@ static void test_damaged_file_header(void **state)
     (void)state;
     struct fixture f;
     fixture_begin(&f, 16 * MIB);
-    for (uint32_t i = 0; i < sizeof(struct pool_file_header); i += 5) {
+    /* past the magic: without that it would be no pool file, see test_foreign_file_survives */
+    for (uint32_t i = sizeof(uint64_t); i < sizeof(struct pool_file_header); i += 5) {
         fixture_open(&f);
         put_many(&f, 0, 3, 60000);
         kvd_pool_close(&f.pool);
@@ -416,6 +417,47 @@ static void test_refused(void **state)
     fixture_end(&f);
 }
 
+/* A path mistyped: whatever lies there that is no pool file is refused, and left byte for byte. */
+static void survives(struct fixture *f, const void *bytes, size_t n)
+{
+    uint8_t have[2 * POOL_UNIT_BYTES];
+    const int fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, bytes, n), n);
+    for (int drop = 0; drop < 2; drop++) {
+        f->options.drop = drop;
+        refused(f, -KVD_E_WRONG_STORE, f->path);
+        assert_int_equal(pread(fd, have, sizeof(have), 0), n);
+        assert_memory_equal(have, bytes, n);
+        assert_int_equal(access(f->path, F_OK), 0);
+    }
+    f->options.drop = false;
+    (void)close(fd);
+}
+
+static void test_foreign_file_survives(void **state)
+{
+    (void)state;
+    struct fixture f;
+    uint8_t bytes[POOL_UNIT_BYTES + 1] = {0};
+    fixture_begin(&f, 16 * MIB);
+    survives(&f, "shopping: bread, milk\n", 22);
+    survives(&f, "x", 1);
+    survives(&f, "kvdpool", 7);               /* less than the magic */
+    survives(&f, bytes, POOL_UNIT_BYTES - 1); /* zeros, but too few for a half-made file */
+    bytes[POOL_UNIT_BYTES - 1] = 1;
+    survives(&f, bytes, sizeof(bytes));
+    memcpy(bytes, "kvdpool2", 8);
+    survives(&f, bytes, sizeof(bytes));
+    /* half-made: as long as it was to be, but without a header */
+    assert_int_equal(truncate(f.path, 0), 0);
+    assert_int_equal(truncate(f.path, 16 << 20), 0);
+    replaced(&f);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), 3);
+    fixture_end(&f);
+}
+
 /* Two daemons on one file: the second must neither use nor replace it. */
 static void test_second_opener_refused(void **state)
 {
@@ -531,6 +573,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_duplicate_address),
     cmocka_unit_test(test_replaced),
     cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_foreign_file_survives),
     cmocka_unit_test(test_second_opener_refused),
     cmocka_unit_test(test_other_user_cannot_write),
     cmocka_unit_test(test_full_file_system),
