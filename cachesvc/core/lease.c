@@ -14,13 +14,15 @@ struct lease *lease_create(struct kvd_session *session, struct kept_prompt *prom
                            uint32_t n_blocks)
 {
     struct lease *l = calloc(1, sizeof(*l));
-    struct lease_block *blocks = calloc(n_blocks, sizeof(*blocks));
+    struct lease_block *blocks = calloc(n_blocks + 1, sizeof(*blocks));
     if (!l || !blocks) {
         free(l);
         free(blocks);
         return NULL;
     }
     kvd_list_init(&l->link);
+    kvd_list_init(&l->overdue);
+    l->stale_from = UINT32_MAX;
     l->session = session;
     l->prompt = *prompt_taken;
     l->prompt.n_blocks = n_blocks;
@@ -104,8 +106,8 @@ void lease_destroy(struct lease *lease)
     free(lease);
 }
 
-/* Takes a lease out of the tables. Returns it where the caller is to free it, NULL where a load
- * under way will. */
+/* Takes a lease out of the tables. Returns it where the caller is to free it, NULL where the one
+ * who claimed it will. */
 static struct lease *lease_unlink_locked(struct lease *lease)
 {
     struct kvd_session *s = lease->session;
@@ -114,6 +116,27 @@ static struct lease *lease_unlink_locked(struct lease *lease)
     s->service->n_leases--;
     lease->released = true;
     return lease->busy ? NULL : lease;
+}
+
+/* Frees a released lease. What its client did not get, though it was found, moves to failed. */
+static void lease_finish(struct lease *lease)
+{
+    if (lease->stale_from < lease->prompt.n_blocks) {
+        lease_count_failed(lease, lease->stale_from);
+    }
+    lease_destroy(lease);
+}
+
+void lease_unclaim(struct lease *lease)
+{
+    struct kvd_service *service = lease->session->service;
+    (void)pthread_mutex_lock(&service->mtx);
+    lease->busy = false;
+    bool released = lease->released;
+    (void)pthread_mutex_unlock(&service->mtx);
+    if (released) {
+        lease_finish(lease);
+    }
 }
 
 static void destroy_all(struct kvd_list *gone)
@@ -129,13 +152,13 @@ void kvd_service_release(struct kvd_session *session, uint64_t id, uint32_t stal
     struct kvd_service *service = session->service;
     (void)pthread_mutex_lock(&service->mtx);
     struct lease *l = lease_find_locked(session, id);
-    struct lease *mine = l ? lease_unlink_locked(l) : NULL;
+    if (l) {
+        l->stale_from = stale_from;
+        l = lease_unlink_locked(l);
+    }
     (void)pthread_mutex_unlock(&service->mtx);
-    if (mine) {
-        if (stale_from < mine->prompt.n_blocks) {
-            lease_count_failed(mine, stale_from);
-        }
-        lease_destroy(mine);
+    if (l) {
+        lease_finish(l);
     }
 }
 
@@ -161,27 +184,39 @@ void lease_count_failed(struct lease *lease, uint32_t from)
     lease->counted_blocks = from < lease->counted_blocks ? from : lease->counted_blocks;
 }
 
-void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns)
+/* lock: service.mtx. Claims the overdue leases. */
+static void claim_overdue_locked(struct kvd_service *service, uint64_t now_ns, struct kvd_list *ret)
 {
-    struct kvd_list gone;
-    kvd_list_init(&gone);
-    (void)pthread_mutex_lock(&service->mtx);
     kvd_list_foreach (is, &service->sessions) {
         struct kvd_session *s = KVD_CONTAINER_OF(is, struct kvd_session, link);
-        kvd_list_foreach_safe (il, &s->leases) {
+        kvd_list_foreach (il, &s->leases) {
             struct lease *l = KVD_CONTAINER_OF(il, struct lease, link);
-            if (l->deadline_ns <= now_ns && !l->busy) {
-                (void)lease_unlink_locked(l);
-                kvd_list_push_back(&gone, &l->link);
-                session_ref_locked(s); /* until it is destroyed below */
+            if (l->deadline_ns <= now_ns && !l->busy && !l->expired) {
+                l->busy = true;
+                session_ref_locked(s);
+                kvd_list_push_back(ret, &l->overdue);
             }
         }
     }
+}
+
+/* Takes the pins away. The lease stays, without them, until it is released or its client ends, so
+ * that what its client then says of it is still counted. */
+void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns)
+{
+    struct kvd_list overdue;
+    kvd_list_init(&overdue);
+    (void)pthread_mutex_lock(&service->mtx);
+    claim_overdue_locked(service, now_ns, &overdue);
     (void)pthread_mutex_unlock(&service->mtx);
-    for (struct kvd_list *it; (it = kvd_list_pop_front(&gone));) {
-        struct lease *l = KVD_CONTAINER_OF(it, struct lease, link);
+    for (struct kvd_list *it; (it = kvd_list_pop_front(&overdue));) {
+        struct lease *l = KVD_CONTAINER_OF(it, struct lease, overdue);
         struct kvd_session *s = l->session;
-        lease_destroy(l);
+        for (uint32_t i = 0; i < l->prompt.n_blocks; i++) {
+            lease_drop_slot(l, i);
+        }
+        l->expired = true;
+        lease_unclaim(l);
         session_unref(s);
     }
 }

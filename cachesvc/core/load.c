@@ -54,13 +54,9 @@ static void load_end(struct load_job *job, int result, uint32_t good)
     struct lease *lease = job->lease;
     struct kvd_session *session = lease->session;
     (void)pthread_mutex_lock(&service->mtx);
-    lease->busy = false;
     lease->deadline_ns = kvd_mono_ns() + service->config->client_copy_lease * KVD_NS_PER_MS;
-    bool released = lease->released;
     (void)pthread_mutex_unlock(&service->mtx);
-    if (released) {
-        lease_destroy(lease);
-    }
+    lease_unclaim(lease);
     job->done(result, job->results, job->n, good, job->user);
     load_free(job);
     session_unref(session);
@@ -77,6 +73,23 @@ static void load_forget(struct load_job *job, uint32_t i, uint8_t gone)
     change.entry.gone_s = kvd_wall_now_s(&job->service->wall);
     change.entry.scenario = job->lease->prompt.scenario->id;
     (void)kvd_index_submit(job->service->index, &change, 1, NULL, NULL);
+}
+
+/* What the device doesn't give now it won't give later: without this, each look-up would count a
+ * hit, each load would fail, and each put would find the block stored already. What passes by
+ * itself is left as it is. */
+static void load_unreadable(struct load_job *job, uint32_t i, int err)
+{
+    if (err == -EIO || err == -KVD_E_IO || err == -KVD_E_CORRUPT) {
+        char hex[KVD_KEY_HEX];
+        kvd_hex(job->lease->prompt.keys[job->first + i].b, KVD_KEY_BYTES, hex);
+        atomic_fetch_add(&job->service->counts.unreadable, 1);
+        kvd_log_error(job->service->log,
+                      "block %s can't be read from segment %llu at %llu: %s; served as a miss", hex,
+                      (unsigned long long)job->blocks[i].fetch.place.segment,
+                      (unsigned long long)job->blocks[i].fetch.place.offset, kvd_strerror(err));
+        load_forget(job, i, KVD_GONE_LOST);
+    }
 }
 
 /* ---- finding ---- */
@@ -145,7 +158,12 @@ static enum load_step load_prepare_fetch(struct load_job *job, uint32_t i)
     struct load_block *b = &job->blocks[i];
     struct kvd_place place;
     uint64_t want = job->lease->prompt.space->extent_bytes;
-    if (load_place(job, job->first + i, &place) || place.extent_bytes != want) {
+    if (load_place(job, job->first + i, &place)) {
+        return LOAD_FAILED;
+    }
+    if (place.extent_bytes != want) { /* no record of this space has another size */
+        b->fetch.place = place;
+        load_unreadable(job, i, -KVD_E_CORRUPT);
         return LOAD_FAILED;
     }
     int err = kvd_pool_alloc(job->service->pool, want, job->lease->prompt.scenario->id, &b->fresh);
@@ -204,6 +222,7 @@ static int load_take_fetched(struct load_job *job, uint32_t i)
     struct kvd_diag diag = {{0}};
     uint32_t header_bytes = 0;
     if (b->fetch.result) {
+        load_unreadable(job, i, b->fetch.result);
         return b->fetch.result;
     }
     int err = record_verify(b->fresh->base, b->fetch.place.extent_bytes, &expect, true,
@@ -269,8 +288,9 @@ static void load_touch(struct load_job *job, uint32_t good)
 {
     struct lease *lease = job->lease;
     for (uint32_t i = good; i-- > 0;) {
-        touch_block(job->service, &lease->prompt, job->first + i,
-                    &lease->blocks[job->first + i].seen, lease->blocks[job->first + i].slot);
+        struct lease_block *b = &lease->blocks[job->first + i];
+        touch_block(job->service, &lease->prompt, job->first + i, &b->seen, b->slot);
+        writedown_if_missing(job->service, b->slot);
     }
 }
 
@@ -335,10 +355,13 @@ static void load_start(struct kvd_work *work)
 {
     struct load_job *job = KVD_CONTAINER_OF(work, struct load_job, work);
     struct lease *lease = job->lease;
-    if (kvd_mono_ns() >
-        job->deadline_ns) { /* nobody waits for it any more: no read is wasted on it */
+    /* too late: nobody waits for it any more, so no read is wasted on it; or its pins are gone */
+    int late = lease->expired                     ? -KVD_E_STALE
+               : kvd_mono_ns() > job->deadline_ns ? -KVD_E_DEADLINE
+                                                  : 0;
+    if (late) {
         lease_count_failed(lease, job->first);
-        load_end(job, -KVD_E_DEADLINE, 0);
+        load_end(job, late, 0);
         return;
     }
     for (uint32_t i = 0; i < job->first; i++) {

@@ -11,13 +11,20 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
+bool expiry_frozen(struct kvd_service *service)
+{
+    int64_t skew = kvd_wall_skew_s(&service->wall);
+    return skew > SKEW_FREEZE_S || skew < -SKEW_FREEZE_S;
+}
+
 bool class_expired(struct kvd_service *service, uint16_t scenario, uint32_t last_use_day,
                    uint32_t created_day)
 {
     const struct kvd_scenario *sc = kvd_scenario_by_id(service->config->scenarios_table, scenario);
     /* a class that is no longer configured keeps nothing */
     return !sc ||
-           kvd_retention_expired(sc, last_use_day, created_day, kvd_wall_now_s(&service->wall));
+           (!expiry_frozen(service) &&
+            kvd_retention_expired(sc, last_use_day, created_day, kvd_wall_now_s(&service->wall)));
 }
 
 uint16_t class_longer(struct kvd_service *service, uint16_t had, const struct kvd_scenario *user)
@@ -276,6 +283,20 @@ static int lookup_check(struct kvd_session *session, uint32_t asked, uint32_t re
     return 0;
 }
 
+/* A lease costs what was found, not what was asked for. */
+static void lease_shrink(struct lease *lease, uint32_t hit)
+{
+    uint32_t bt = lease->prompt.space->desc.block_tokens;
+    struct kvd_key *keys = realloc(lease->prompt.keys, (hit + 1) * sizeof(*keys));
+    uint32_t *tokens = realloc(lease->prompt.tokens, ((size_t)hit * bt + 1) * sizeof(*tokens));
+    struct lease_block *blocks = realloc(lease->blocks, (hit + 1) * sizeof(*blocks));
+    lease->prompt.keys = keys ? keys : lease->prompt.keys;
+    lease->prompt.tokens = tokens ? tokens : lease->prompt.tokens;
+    lease->blocks = blocks ? blocks : lease->blocks;
+    lease->prompt.n_blocks = hit;
+    lease->counted_blocks = hit;
+}
+
 static int lookup_run(struct lookup *lu, uint32_t n_tokens, struct kvd_diag *diag,
                       struct kvd_wire_block *ret_results, struct kvd_match_out *ret)
 {
@@ -292,8 +313,7 @@ static int lookup_run(struct lookup *lu, uint32_t n_tokens, struct kvd_diag *dia
     lookup_results(lu, ret_results);
     *ret = (struct kvd_match_out){.asked_blocks = lu->asked, .hit_blocks = lu->hit};
     lu->lease->count_slot = slot;
-    lu->lease->prompt.n_blocks = lu->hit;
-    lu->lease->counted_blocks = lu->hit;
+    lease_shrink(lu->lease, lu->hit);
     if (lu->hit == 0) {
         lease_destroy(lu->lease);
         return 0;

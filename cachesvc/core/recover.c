@@ -107,6 +107,11 @@ static int rows_add(const void *key, uint32_t key_bytes, const void *value, uint
                      "a segment's row in the index can't be read; its file will be scanned");
         return 0;
     }
+    rows->highest = info.segment > rows->highest ? info.segment : rows->highest;
+    if (info.state == KVD_SEGMENT_DEAD &&
+        info.died_s + 2 * (uint64_t)GHOST_S < kvd_wall_now_s(&rows->service->wall)) {
+        return 0; /* its row only keeps its number from being used again; see forget() */
+    }
     if (rows->n == rows->cap) {
         uint32_t cap = rows->cap ? 2 * rows->cap : 64;
         struct kvd_segment_info *grown = realloc(rows->infos, cap * sizeof(*grown));
@@ -117,7 +122,6 @@ static int rows_add(const void *key, uint32_t key_bytes, const void *value, uint
         rows->cap = cap;
     }
     rows->infos[rows->n++] = info;
-    rows->highest = info.segment > rows->highest ? info.segment : rows->highest;
     return 0;
 }
 

@@ -8,7 +8,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/clock.h"
 
-enum { REPORT_SCHEMA = 1, SKEW_ALARM_S = 600 };
+enum { REPORT_SCHEMA = 1 };
 
 static json_t *u64(uint64_t v)
 {
@@ -174,12 +174,22 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
     if (s->nvme && strcmp(nvme->state, "ok") != 0) {
         (void)json_array_append_new(list, json_sprintf("nvme: %s", nvme->state));
     }
-    if (skew > SKEW_ALARM_S || skew < -SKEW_ALARM_S) {
+    if (atomic_load(&s->counts.unreadable)) {
+        (void)json_array_append_new(
+            list, json_sprintf("%llu records could not be read below dram since start and were "
+                               "served as misses; check the device and the log",
+                               (unsigned long long)atomic_load(&s->counts.unreadable)));
+    }
+    if (expiry_frozen(s)) {
         (void)json_array_append_new(
             list,
-            json_sprintf("the system's time is %lld s away from the store's; expiry follows the "
-                         "store's; restart kvdepotd once the system's time is right",
-                         (long long)skew));
+            json_sprintf("the system's time is %lld s %s the store's, so nothing expires; %s",
+                         (long long)(skew < 0 ? -skew : skew), skew < 0 ? "behind" : "ahead of",
+                         skew < 0 ? "correct the system's time; where it is right, the store was "
+                                    "once used with a clock that was ahead, and waits until the "
+                                    "time has caught up"
+                                  : "correct the system's time; where it is right, restart "
+                                    "kvdepotd"));
     }
     return list;
 }

@@ -55,7 +55,8 @@ static bool forget(const struct kvd_index_entry *entry, void *user)
     if (!service->nvme || service->nvme->ops->live(service->nvme, entry->segment, &info)) {
         return false;
     }
-    return info.died_s && info.died_s + GHOST_S < now;
+    /* of an unknown segment nothing is left to tell: it died long before this start */
+    return info.segment == 0 || (info.died_s && info.died_s + GHOST_S < now);
 }
 
 static int open_pool(struct kvd_service *service, bool drop_dram, struct kvd_diag *diag)

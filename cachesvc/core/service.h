@@ -46,13 +46,13 @@ void kvd_session_end(struct kvd_session **session); /* accepts NULL and a pointe
 struct kvd_space_opened {
     uint32_t handle; /* within the session */
     struct kvd_digest space;
-    int staging_fd; /* the session's: sealed memfd, read-write */
+    int staging_fd; /* the session's: sealed memfd, read-write; -1 where there is no room for it */
     uint64_t staging_bytes;
     uint32_t staging_slots;
     uint64_t slot_bytes;
 };
 /* Registers a space (checked already) and makes its staging area. -KVD_E_CONTRADICTION,
- * -KVD_E_OVER_QUOTA, -KVD_E_FULL (staging would not fit within the dram cap), -ENOMEM. Opening the
+ * -KVD_E_OVER_QUOTA, -ENOMEM. Opening the
  * same space again returns the same handle. */
 int kvd_service_space_open(struct kvd_session *session, const struct kvd_space_desc *desc,
                            struct kvd_diag *diag, struct kvd_space_opened *ret);

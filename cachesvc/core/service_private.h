@@ -38,6 +38,7 @@ enum {
     ALL_PIN_PERCENT = 80, /* of the pool, by leases of all clients */
     STAGING_SHARE = 8,    /* staging gets at most one part in so many of dram.cap */
     GHOST_S = 14 * KVD_DAY_S,
+    SKEW_FREEZE_S = 600, /* the clocks disagree by more: nothing expires until they agree */
 };
 
 /* A space that some client registered; lives as long as the service. */
@@ -66,6 +67,7 @@ struct service_counts {
     atomic_uint_fast64_t not_written_down;
     atomic_uint_fast64_t write_failures;
     atomic_uint_fast64_t corrupt;
+    atomic_uint_fast64_t unreadable;
 };
 
 struct kvd_service {
@@ -92,6 +94,7 @@ struct kvd_service {
     pthread_cond_t idle;                      /* a session lost its last reference */
     struct service_space *spaces[SPACES_MAX]; /* lock: mtx; only appended to */
     uint32_t n_spaces;                        /* lock: mtx */
+    uint32_t n_spaces_saved;                  /* owner: the keeper */
     struct kvd_list sessions;                 /* lock: mtx */
     uint32_t n_sessions;    /* lock: mtx. Sessions that were opened and not freed */
     uint64_t staging_bytes; /* lock: mtx */
@@ -162,9 +165,12 @@ struct lease {
     struct lease_block *blocks; /* owner: the load under way, else service.mtx */
     uint32_t counted_blocks;    /* hits that still stand in the counters: a failure lowers it */
     uint64_t count_slot;
-    uint64_t deadline_ns; /* lock: service.mtx */
-    bool busy;            /* lock: service.mtx. A load is under way */
-    bool released;        /* lock: service.mtx. Free it when the load ends */
+    uint64_t deadline_ns;    /* lock: service.mtx */
+    bool busy;               /* lock: service.mtx. Claimed: by a load, or to take its pins away */
+    bool released;           /* lock: service.mtx. Free it when it is no longer claimed */
+    bool expired;            /* owner: the claim. Its pins are gone; a load says stale */
+    uint32_t stale_from;     /* lock: service.mtx. Said with the release; UINT32_MAX: nothing */
+    struct kvd_list overdue; /* owner: the claim */
 };
 
 /* ---- spaces and sessions (session.c) ---- */
@@ -190,6 +196,7 @@ struct kvd_record_expect prompt_expect(const struct kept_prompt *prompt, uint32_
 /* Entry of the index: usable now? If not, ret_reason says why. */
 bool entry_usable(struct kvd_service *service, const struct kvd_index_entry *entry,
                   enum kvd_miss_reason *ret_reason);
+bool expiry_frozen(struct kvd_service *service); /* one of the clocks is wrong */
 bool class_expired(struct kvd_service *service, uint16_t scenario, uint32_t last_use_day,
                    uint32_t created_day);
 /* The longer of what a block has and what now uses it. */
@@ -210,6 +217,8 @@ struct lease *lease_find_locked(struct kvd_session *session, uint64_t id);
 void lease_destroy(struct lease *lease); /* unlinked already; not busy */
 /* Hits from block `from` on become failures in the counters; each is moved once. */
 void lease_count_failed(struct lease *lease, uint32_t from);
+void lease_unclaim(
+    struct lease *lease); /* the end of a claim; frees it where it was released meanwhile */
 void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns);
 void lease_end_session(struct kvd_session *session);
 
@@ -219,6 +228,9 @@ void put_end_session(struct kvd_session *session);
 /* Queues a resident block to be written below dram, and takes a pin of its own for that. false: it
  * was not queued. */
 bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot);
+/* The same for a block that was used again, where its class wants a copy below and there is none.
+ */
+void writedown_if_missing(struct kvd_service *service, struct kvd_slot *slot);
 
 /* ---- last use (touch.c) ---- */
 

@@ -179,11 +179,10 @@ static int space_register(struct kvd_service *service, const struct kvd_space_de
     (void)pthread_mutex_lock(&service->mtx);
     uint32_t before = service->n_spaces;
     int err = space_register_locked(service, desc, digest, diag, ret);
-    bool fresh = service->n_spaces != before;
+    bool fresh = service->n_spaces !=
+                 before; /* the keeper writes its row: the door never waits for the index */
     (void)pthread_mutex_unlock(&service->mtx);
     if (fresh) {
-        (void)kvd_index_row_put(service->index, KVD_INDEX_SPACES, digest->b, KVD_DIGEST_BYTES,
-                                desc->model, (uint32_t)strlen(desc->model), false);
         kvd_log_info(service->log, "space registered: model %s, %llu bytes a block of %u tokens",
                      desc->model, (unsigned long long)desc->payload_bytes, desc->block_tokens);
     }
@@ -192,13 +191,15 @@ static int space_register(struct kvd_service *service, const struct kvd_space_de
 
 /* ---- staging ---- */
 
-/* Takes bytes for as many slots as still fit (at most the usual number). 0 slots: none. */
+/* Takes bytes for the usual number of slots, or for a quarter of what is left, so that many clients
+ * share; 0 slots where not even two are left. */
 static uint32_t staging_charge(struct kvd_service *service, uint64_t slot_bytes)
 {
     (void)pthread_mutex_lock(&service->mtx);
     uint64_t left = service->staging_cap - service->staging_bytes;
-    uint64_t slots = left / slot_bytes;
-    slots = slots > KVD_WIRE_STAGING_SLOTS ? KVD_WIRE_STAGING_SLOTS : slots;
+    uint64_t fit = left / slot_bytes;
+    uint64_t slots = fit / 4 > KVD_WIRE_STAGING_SLOTS ? KVD_WIRE_STAGING_SLOTS : fit / 4;
+    slots = slots < 2 && fit >= 2 ? 2 : slots;
     service->staging_bytes += slots * slot_bytes;
     (void)pthread_mutex_unlock(&service->mtx);
     return (uint32_t)slots;
@@ -231,15 +232,9 @@ static int session_space_add(struct kvd_session *session, struct service_space *
     struct session_space sp = {.space = space, .staging_fd = -1};
     sp.slot_bytes = kvd_round_up(space->desc.payload_bytes, KVD_ALIGN_BYTES);
     sp.slots = staging_charge(service, sp.slot_bytes);
-    if (sp.slots == 0) {
-        return kvd_fail(diag, -KVD_E_FULL,
-                        "no room for a staging area of %llu bytes a block: an eighth of dram.cap "
-                        "is for staging and is "
-                        "in use; raise dram.cap",
-                        (unsigned long long)sp.slot_bytes);
-    }
     sp.staging_bytes = sp.slots * sp.slot_bytes;
-    int err = staging_init(&sp);
+    /* without staging a client can't put, but it can look up and load */
+    int err = sp.slots ? staging_init(&sp) : 0;
     if (err) {
         staging_fini(service, &sp);
         return kvd_fail(diag, err, "staging area: %s", kvd_strerror(err));

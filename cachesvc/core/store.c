@@ -12,8 +12,12 @@
 #include "cachesvc/core/service_private.h"
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
+#include "proto/base/clock.h"
 
 enum { NOT_GRANTED = 0xff, COPY_CHUNK = 64 << 10 };
+
+/* How long a begun put keeps others from putting the same blocks. */
+#define PUT_PENDING_NS (10 * KVD_NS_PER_S)
 
 struct put {
     struct kvd_list link; /* in session.puts */
@@ -24,15 +28,21 @@ struct put {
     uint32_t first;
     uint32_t n;
     uint8_t staging[KVD_WIRE_STAGING_SLOTS]; /* slot of each block, or NOT_GRANTED */
-    bool busy;                               /* lock: service.mtx. A commit is under way */
+    uint64_t begun_ns;
+    bool busy; /* lock: service.mtx. A commit is under way */
 };
 
 bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr)
 {
+    uint64_t now_ns = kvd_mono_ns();
     kvd_list_foreach (is, &service->sessions) {
         struct kvd_session *s = KVD_CONTAINER_OF(is, struct kvd_session, link);
         kvd_list_foreach (ip, &s->puts) {
             const struct put *p = KVD_CONTAINER_OF(ip, struct put, link);
+            if (!p->busy && p->begun_ns + PUT_PENDING_NS < now_ns) {
+                continue; /* its client hangs: others need not wait. A late commit finds the block
+                             stored */
+            }
             for (uint32_t i = 0; i < p->n; i++) {
                 if (p->staging[i] != NOT_GRANTED && p->prompt.rank == addr->rank &&
                     kvd_key_equal(&p->prompt.keys[p->first + i], &addr->key)) {
@@ -118,6 +128,9 @@ static enum kvd_tier_id stored_tier(struct kvd_service *service, struct put *put
     if (tier != KVD_TIER_NONE) {
         touch_block(service, &put->prompt, put->first + i, &seen,
                     tier == KVD_TIER_DRAM ? slot : NULL);
+    }
+    if (tier == KVD_TIER_DRAM) {
+        writedown_if_missing(service, slot);
     }
     if (slot) {
         kvd_pool_unpin(service->pool, slot);
@@ -223,6 +236,7 @@ int kvd_service_put_begin(struct kvd_session *session, const struct kvd_prompt_r
     }
     kvd_list_init(&put->link);
     put->session = session;
+    put->begun_ns = kvd_mono_ns();
     put->first = first;
     put->n = n;
     struct kvd_put_out out = {0};

@@ -21,6 +21,7 @@ static void writedown_end(struct writedown *w, bool on_nvme)
     } else {
         atomic_fetch_add(&w->service->counts.write_failures, 1);
     }
+    __atomic_store_n(&w->slot->queued, false, __ATOMIC_RELEASE);
     kvd_pool_unpin(w->service->pool, w->slot);
     free(w);
 }
@@ -52,7 +53,7 @@ static void writedown_durable(struct kvd_store_request *req)
     }
 }
 
-bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot)
+static bool writedown_queue(struct kvd_service *service, struct kvd_slot *slot)
 {
     struct writedown *w = calloc(1, sizeof(*w));
     if (!w) {
@@ -86,4 +87,27 @@ bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot)
         return false;
     }
     return true;
+}
+
+bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot)
+{
+    if (__atomic_exchange_n(&slot->queued, true, __ATOMIC_ACQ_REL)) {
+        return true; /* under way */
+    }
+    bool queued = writedown_queue(service, slot);
+    if (!queued) {
+        __atomic_store_n(&slot->queued, false, __ATOMIC_RELEASE);
+    }
+    return queued;
+}
+
+void writedown_if_missing(struct kvd_service *service, struct kvd_slot *slot)
+{
+    struct kvd_slot_meta meta;
+    kvd_pool_meta(service->pool, slot, &meta);
+    const struct kvd_scenario *sc =
+        kvd_scenario_by_id(service->config->scenarios_table, meta.scenario);
+    if (service->nvme && !meta.on_nvme && sc && sc->nvme) {
+        (void)writedown_submit(service, slot); /* a full queue: the next use tries again */
+    }
 }

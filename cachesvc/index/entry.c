@@ -103,6 +103,11 @@ bool kvd_entry_change(const struct kvd_index_change *change, const struct kvd_in
     switch (change->kind) {
     case KVD_INDEX_PUT:
         *ret_new = *want;
+        if (old && old->segment == want->segment && old->offset == want->offset) {
+            ret_new->scenario =
+                old->scenario; /* found again after a crash: what used it since is kept */
+            ret_new->created_day = old->created_day;
+        }
         if (old && old->last_use_day > want->last_use_day) {
             ret_new->last_use_day = old->last_use_day;
         }

@@ -70,7 +70,8 @@ int kvd_index_lookup(struct kvd_index *index, const struct kvd_key *keys, uint32
 typedef void kvd_index_done_fn(int result, void *user); /* on the writer thread; must be short */
 
 enum kvd_index_change_kind {
-    KVD_INDEX_PUT,   /* writes entry whatever was there; keeps the later last_use_day of both */
+    KVD_INDEX_PUT,   /* writes entry whatever was there; keeps the later last_use_day of both, and
+                        class and created_day where the place is the same */
     KVD_INDEX_MOVE,  /* writes entry's place only where (segment, offset) equal expect_* */
     KVD_INDEX_TOUCH, /* raises last_use_day and sets scenario, where the entry exists and the day or
                         class differs */

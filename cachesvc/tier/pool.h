@@ -74,6 +74,7 @@ struct kvd_slot {
     uint32_t slot_bytes;
     int page;      /* index of the 64 MiB page, for registered buffers */
     bool verified; /* false only after a warm start, until kvd_pool_set_verified */
+    bool queued;   /* atomic; the user's, false in a slot nobody pins: being written below */
 };
 
 /* Called with the pool's lock held when a READY slot is evicted for room. Must not call the pool.

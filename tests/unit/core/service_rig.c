@@ -8,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cachesvc/index/index.h"
 #include "kvd_test.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
@@ -398,20 +397,4 @@ void rig_settle(struct rig *rig)
         assert_true(kvd_mono_ns() < deadline);
         (void)sched_yield();
     }
-}
-
-void rig_move_clock(struct rig *rig, uint64_t seconds)
-{
-    char path[300];
-    struct kvd_diag diag = {{0}};
-    struct kvd_index *index = NULL;
-    uint8_t wall[8];
-    (void)snprintf(path, sizeof(path), "%s/index", rig->folder);
-    struct kvd_index_options options = {.path = path, .cache_bytes = 1 << 20};
-    assert_null(rig->service);
-    assert_int_equal(kvd_index_open(&options, &diag, &index), 0);
-    kvd_put_le64(wall, (uint64_t)time(NULL) + seconds);
-    assert_int_equal(kvd_index_row_put(index, KVD_INDEX_META, "wall", 4, wall, sizeof(wall), true),
-                     0);
-    kvd_index_close(&index);
 }

@@ -64,7 +64,4 @@ uint64_t rig_number(struct rig *rig, const char *what, const char *by, const cha
 /* Sum of hits and misses of the first row in tokens less asked: 0 always. */
 void rig_assert_adds_up(struct rig *rig);
 
-/* The clock that the next open starts from is at least so many seconds ahead of now. */
-void rig_move_clock(struct rig *rig, uint64_t seconds);
-
 #endif

@@ -5,9 +5,12 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <sched.h>
+#include <semaphore.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "moved_wall.h"
 #include "proto/base/clock.h"
 #include "service_rig.h"
 
@@ -191,6 +194,34 @@ static void r_segment_deleted_behind_the_back(void **state)
     rig_fini(&rig);
 }
 
+static void r_record_that_cannot_be_read(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(17, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_close(&rig);
+    assert_int_equal(nftw(rig.folder, find_segment, 16, FTW_PHYS), 0);
+    uint64_t extent = 4096 + rig_block_bytes();
+    assert_int_equal(truncate(damaged_path, (off_t)(4096 + 3 * extent + 4096)), 0);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 3);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.nvme.blocks"), 3);
+    rig_assert_adds_up(&rig);
+    rig_settle(&rig);
+    /* it heals: what can't be read is forgotten as it is met, and stored anew */
+    for (int i = 0; i < N && rig_hit(&rig, "", tokens, TOKENS) < N; i++) {
+        assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+        rig_settle(&rig);
+    }
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
 static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
 {
     (void)st;
@@ -266,18 +297,18 @@ static void retention(void **state)
     assert_int_equal(rig_put(&rig, "", "chat", chat, N), N);
     assert_int_equal(rig_put(&rig, "", "agent", agent, N), N);
     rig_close(&rig);
-    rig_move_clock(&rig, 5 * 86400); /* more than 3 days and a day, less than 7 */
+    moved_wall_advance(5 * 86400); /* more than 3 days and a day, less than 7 */
     rig_open(&rig, true);
     assert_int_equal(rig_match(&rig, "", "agent", agent, TOKENS), 0);
     assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.expired.blocks"), N);
     assert_int_equal(rig_hit(&rig, "", chat, TOKENS), N); /* which is a use: 7 days from here */
     rig_close(&rig);
-    rig_move_clock(&rig, 10 * 86400);
+    moved_wall_advance(5 * 86400);
     rig_open(&rig, false);
     assert_int_equal(rig_match(&rig, "", "agent", agent, TOKENS), 0);
     assert_int_equal(rig_hit(&rig, "", chat, TOKENS), N);
     rig_close(&rig);
-    rig_move_clock(&rig, 19 * 86400);
+    moved_wall_advance(9 * 86400);
     rig_open(&rig, false); /* warm, and expired in dram too */
     assert_int_equal(rig_hit(&rig, "", chat, TOKENS), 0);
     assert_int_equal(rig_put(&rig, "", "chat", chat, N), N);
@@ -301,7 +332,7 @@ static void touch_by_the_longer_class(void **state)
         .space_handle = rig.space.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
     assert_int_equal(kvd_service_touch(rig.session, &ref, N, &diag), 0);
     rig_close(&rig);
-    rig_move_clock(&rig, 6 * 86400);
+    moved_wall_advance(6 * 86400);
     rig_open(&rig, true);
     assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
     rig_fini(&rig);
@@ -409,6 +440,166 @@ static void one_put_at_a_time(void **state)
     rig_fini(&rig);
 }
 
+/* ---- time that passes ---- */
+
+static int load_answer;
+
+static void load_noted(int result, const struct kvd_wire_block *results, uint32_t n, uint32_t good,
+                       void *user)
+{
+    (void)results;
+    (void)n;
+    (void)good;
+    load_answer = result;
+    (void)sem_post(user);
+}
+
+static int load_of_lease(struct rig *rig, uint64_t lease, uint32_t n)
+{
+    sem_t done;
+    assert_int_equal(sem_init(&done, 0, 0), 0);
+    kvd_service_load(rig->session, lease, 0, n, kvd_mono_ns() + 30 * KVD_NS_PER_S, load_noted,
+                     &done);
+    assert_int_equal(sem_wait(&done), 0);
+    (void)sem_destroy(&done);
+    return load_answer;
+}
+
+static void r_lease_outlives_its_deadline(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(18, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig.config.client_copy_lease = 100;
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_settle(&rig);
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N);
+    uint64_t lease = rig.match.lease;
+    rig_settle(&rig); /* until nothing is pinned: the lease's pins are taken away by its deadline */
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.dram.blocks"), N);
+    assert_int_equal(load_of_lease(&rig, lease, N), -KVD_E_STALE);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.dram.blocks"), 0);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.failed.blocks"), N);
+    kvd_service_release(rig.session, lease, 0); /* counted once */
+    assert_int_equal(rig_match(&rig, "", "chat", tokens, TOKENS), N);
+    rig_settle(&rig);
+    kvd_service_release(rig.session, rig.match.lease,
+                        4); /* a copy that came too late from block 4 on */
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.hit.dram.blocks"), 4);
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.failed.blocks"), N + N - 4);
+    assert_int_equal(rig_number(&rig, "status", "", "leases"), 0);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void r_put_that_is_never_committed(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    struct kvd_put_out out;
+    uint32_t tokens[TOKENS];
+    rig_tokens(19, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    struct kvd_prompt_ref ref = {
+        .space_handle = rig.space.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
+    assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, 4, &diag, rig.results, &out), 0);
+    assert_int_equal(out.granted_blocks, 4);
+    uint64_t deadline = kvd_mono_ns() + 40 * KVD_NS_PER_S; /* others wait 10 s for it, no longer */
+    do {
+        assert_true(kvd_mono_ns() < deadline);
+        (void)sched_yield();
+        assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, 4, &diag, rig.results, &out),
+                         0);
+    } while (!out.put);
+    assert_int_equal(out.granted_blocks, 4);
+    rig_fini(&rig);
+}
+
+static void clocks_that_disagree_freeze_expiry(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(20, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_close(&rig);
+    moved_wall_advance(
+        30 * 86400); /* one start with a clock that is a month ahead, which is written down */
+    rig_open(&rig, false);
+    rig_close(&rig);
+    moved_wall_advance(-30 * 86400);
+    rig_open(&rig, false);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS),
+                     N); /* expired by the store's clock: but one is wrong */
+    rig_fini(&rig);
+}
+
+static void used_again_by_a_class_that_goes_below(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(21, TOKENS, tokens);
+    rig_init(&rig, "64MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "batch", tokens, N), N);
+    rig_settle(&rig);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.1.blocks"), 0);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N); /* as chat */
+    rig_settle(&rig);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.1.blocks"), N);
+    rig_close(&rig);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_fini(&rig);
+}
+
+static void readers_without_staging(void **state)
+{
+    (void)state;
+    enum { MANY = 60 };
+    struct rig rig;
+    struct kvd_diag diag = {{0}};
+    struct kvd_session *sessions[MANY];
+    struct kvd_space_opened opened = {.staging_slots = 1};
+    struct kvd_space_desc desc = rig_space(1);
+    uint32_t tokens[TOKENS];
+    rig_tokens(22, TOKENS, tokens);
+    rig_init(&rig, "32MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    int n = 0;
+    for (; n < MANY && opened.staging_slots; n++) {
+        assert_int_equal(kvd_session_open(rig.service, "reader", getpid(), getuid(), &sessions[n]),
+                         0);
+        assert_int_equal(kvd_service_space_open(sessions[n], &desc, &diag, &opened), 0);
+    }
+    assert_int_equal(opened.staging_slots, 0);
+    assert_int_equal(opened.staging_fd, -1);
+    struct kvd_prompt_ref ref = {
+        .space_handle = opened.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
+    struct kvd_match_out match;
+    struct kvd_put_out put;
+    struct kvd_session *last = sessions[n - 1];
+    assert_int_equal(kvd_service_match(last, &ref, &diag, rig.results, N, &match), 0);
+    assert_int_equal(match.hit_blocks, N);
+    rig_tokens(23, TOKENS, tokens);
+    assert_int_equal(kvd_service_put_begin(last, &ref, 0, N, &diag, rig.results, &put), 0);
+    assert_int_equal(put.granted_blocks, 0);
+    assert_int_equal(rig.results[0].state, KVD_BLOCK_ABSENT);
+    while (n > 0) {
+        kvd_session_end(&sessions[--n]);
+    }
+    rig_fini(&rig);
+}
+
 /* ---- refusals ---- */
 
 static void refusals(void **state)
@@ -499,7 +690,13 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(dram_survives_a_restart),
     cmocka_unit_test(r_flipped_byte_in_a_segment),
     cmocka_unit_test(r_flipped_byte_in_a_warm_pool),
+    cmocka_unit_test(r_record_that_cannot_be_read),
     cmocka_unit_test(r_segment_deleted_behind_the_back),
+    cmocka_unit_test(r_lease_outlives_its_deadline),
+    cmocka_unit_test(r_put_that_is_never_committed),
+    cmocka_unit_test(clocks_that_disagree_freeze_expiry),
+    cmocka_unit_test(used_again_by_a_class_that_goes_below),
+    cmocka_unit_test(readers_without_staging),
     cmocka_unit_test(r_lost_index_is_rebuilt),
     cmocka_unit_test(reasons),
     cmocka_unit_test(retention),

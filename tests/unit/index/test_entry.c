@@ -73,6 +73,25 @@ static void test_put(void **state)
     assert_entry_equal(&new, &c.entry);
 }
 
+/* A record that is found again where its entry has it (after a kill) keeps what used it since it
+ * was put. */
+static void test_put_of_what_is_there(void **state)
+{
+    (void)state;
+    struct kvd_index_change c = {.kind = KVD_INDEX_PUT, .entry = entry_at(5, 4096)};
+    struct kvd_index_entry old = c.entry;
+    struct kvd_index_entry new;
+    old.scenario = (uint16_t)(c.entry.scenario + 1);
+    old.last_use_day += 2;
+    old.created_day -= 1;
+    assert_true(kvd_entry_change(&c, &old, &new));
+    assert_entry_equal(&new, &old);
+    old.offset += 4096; /* another record of the same block: the new one counts */
+    assert_true(kvd_entry_change(&c, &old, &new));
+    assert_int_equal(new.scenario, c.entry.scenario);
+    assert_int_equal(new.created_day, c.entry.created_day);
+}
+
 static void test_move(void **state)
 {
     (void)state;
@@ -141,6 +160,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_key_order_and_bytes),
     cmocka_unit_test(test_value_bytes),
     cmocka_unit_test(test_put),
+    cmocka_unit_test(test_put_of_what_is_there),
     cmocka_unit_test(test_move),
     cmocka_unit_test(test_touch),
     cmocka_unit_test(test_gone),
