@@ -1,6 +1,7 @@
 /*
  * The request area: memory shared with one client, for arrays that are too long for a packet. The
- * client may write to it at any moment, so nothing in it is used before it was copied.
+ * client may write to it at any moment, so nothing in it is used before it was copied. And memory
+ * for a long text, which nobody may write to any more.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,6 +36,25 @@ void local_area_unmap(uint8_t **map)
         (void)munmap(*map, KVD_WIRE_REQUEST_AREA_BYTES);
         *map = NULL;
     }
+}
+
+int local_text_create(const char *text, size_t n, int *ret_fd)
+{
+    KVD_AUTOCLOSE int fd = memfd_create("kvdepot-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    size_t done = 0;
+    while (fd >= 0 && done < n) {
+        ssize_t wrote = write(fd, text + done, n - done);
+        if (wrote <= 0 && errno != EINTR) {
+            return wrote < 0 ? -errno : -ENOSPC;
+        }
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    if (fd < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+        return -errno;
+    }
+    *ret_fd = kvd_take_fd(&fd);
+    return 0;
 }
 
 int local_range_check(const Kvd__Wire__Range *range, size_t element_bytes, uint64_t max,

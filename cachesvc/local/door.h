@@ -155,9 +155,11 @@ void local_load_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__Lo
 void local_put_commit_handle(struct local_conn *conn, uint64_t id,
                              const Kvd__Wire__PutCommitRequest *msg);
 
-/* ---- area.c: the shared request area */
+/* ---- area.c: memory shared with the client */
 int local_area_create(int *ret_fd, uint8_t **ret_map);
 void local_area_unmap(uint8_t **map);
+/* A sealed memory with n bytes of text, for a reply that fits no packet; n at least 1. */
+int local_text_create(const char *text, size_t n, int *ret_fd);
 /* Checks a range that a client chose: inside the area, aligned, of whole elements, 1 to max of
  * them. */
 int local_range_check(const Kvd__Wire__Range *range, size_t element_bytes, uint64_t max,

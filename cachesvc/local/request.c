@@ -187,7 +187,8 @@ static int space_open_handle(struct local_conn *conn, uint64_t id,
     reply.id = id;
     reply.body_case = KVD__WIRE__REPLY__BODY_SPACE_OPEN;
     reply.space_open = &body;
-    local_conn_reply(conn, &reply, &opened.staging_fd, 1);
+    /* no room for staging: the client can still match and load */
+    local_conn_reply(conn, &reply, &opened.staging_fd, opened.staging_fd >= 0 ? 1 : 0);
     return 0;
 }
 
@@ -277,6 +278,34 @@ static void release_handle(struct local_conn *conn, uint64_t id,
     reply_empty(conn, id);
 }
 
+/* A report goes in the packet where it fits, else in a memory of its own. */
+static int report_reply(struct local_conn *conn, uint64_t id, char *json, struct kvd_diag *diag)
+{
+    const size_t n = strlen(json);
+    KVD_AUTOCLOSE int fd = -1;
+    Kvd__Wire__AdminReply body = KVD__WIRE__ADMIN_REPLY__INIT;
+    if (n > KVD_WIRE_REPORT_MAX) {
+        return kvd_fail(diag, -KVD_E_TOO_LONG, "report: %zu bytes, may have %d; ask for less", n,
+                        KVD_WIRE_REPORT_MAX);
+    }
+    if (n > KVD_WIRE_PACKET_MAX - REPLY_OVERHEAD_BYTES) {
+        int err = local_text_create(json, n, &fd);
+        if (err) {
+            return kvd_fail(diag, err, "report: no memory for %zu bytes: %s", n, kvd_strerror(err));
+        }
+        body.json_bytes = n;
+    } else {
+        body.json.data = (uint8_t *)json;
+        body.json.len = n;
+    }
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    reply.id = id;
+    reply.body_case = KVD__WIRE__REPLY__BODY_ADMIN;
+    reply.admin = &body;
+    local_conn_reply(conn, &reply, &fd, fd >= 0 ? 1 : 0);
+    return 0;
+}
+
 static int admin_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__AdminRequest *msg,
                         struct kvd_diag *diag)
 {
@@ -291,20 +320,7 @@ static int admin_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__A
     if (err) {
         return err;
     }
-    size_t n = strlen(json);
-    if (n > KVD_WIRE_PACKET_MAX - REPLY_OVERHEAD_BYTES) {
-        return kvd_fail(diag, -KVD_E_TOO_LONG,
-                        "report: %zu bytes are too many for one packet; ask for less", n);
-    }
-    Kvd__Wire__AdminReply body = KVD__WIRE__ADMIN_REPLY__INIT;
-    body.json.data = (uint8_t *)json;
-    body.json.len = n;
-    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
-    reply.id = id;
-    reply.body_case = KVD__WIRE__REPLY__BODY_ADMIN;
-    reply.admin = &body;
-    local_conn_reply(conn, &reply, NULL, 0);
-    return 0;
+    return report_reply(conn, id, json, diag);
 }
 
 /* ---- the way in */

@@ -115,14 +115,43 @@ static void put_done(int result, uint32_t committed, uint32_t not_written_down, 
     work_end(w);
 }
 
+struct abort_reply {
+    struct local_conn *conn;
+    uint64_t id;
+};
+
+static void abort_done(int result, uint32_t committed, uint32_t not_written_down, void *user)
+{
+    const struct abort_reply *a = user;
+    (void)committed;
+    (void)not_written_down;
+    Kvd__Wire__PutCommitReply body = KVD__WIRE__PUT_COMMIT_REPLY__INIT;
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    if (result) {
+        local_conn_reply_error(a->conn, a->id, result, NULL);
+        return;
+    }
+    reply.id = a->id;
+    reply.body_case = KVD__WIRE__REPLY__BODY_PUT_COMMIT;
+    reply.put_commit = &body;
+    local_conn_reply(a->conn, &reply, NULL, 0);
+}
+
 void local_put_commit_handle(struct local_conn *conn, uint64_t id,
                              const Kvd__Wire__PutCommitRequest *msg)
 {
     struct work *w = NULL;
+    if (msg->abort) {
+        /* The service answers before it returns. No place among the works and no memory is needed:
+         * an abort that is refused would keep its staging until the client leaves. */
+        struct abort_reply a = {conn, id};
+        kvd_service_put_commit(conn->session, msg->put, true, abort_done, &a);
+        return;
+    }
     int err = work_begin(conn, id, &w);
     if (err) {
         local_conn_reply_error(conn, id, err, NULL);
         return;
     }
-    kvd_service_put_commit(conn->session, msg->put, msg->abort, put_done, w);
+    kvd_service_put_commit(conn->session, msg->put, false, put_done, w);
 }

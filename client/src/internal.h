@@ -40,7 +40,7 @@ enum {
     KVD_CLIENT_SPIN_US = 50,       /* see README.md for the measurement */
     KVD_CLIENT_RETRY_MS = 1000,    /* between attempts to reach a daemon */
     KVD_CLIENT_NOTES_MAX = 4096,   /* releases kept while the socket is full */
-    KVD_CLIENT_PUT_BATCH = 4,      /* blocks: one batch is written while another is committed */
+    KVD_CLIENT_PUT_BATCH = 4,      /* blocks, at most: see put.c */
     KVD_CLIENT_SCENARIO_MAX = 255, /* bytes of a scenario's name */
 };
 
@@ -127,6 +127,8 @@ struct kvd_call {
     uint64_t handle; /* lease or put */
     uint32_t count[3];
     char *json;
+    int report_fd; /* a report too long for a packet, or -1 */
+    uint64_t report_bytes;
 };
 
 /* A space as one link knows it. */
@@ -134,8 +136,9 @@ struct kvd_space_reg {
     unsigned refs; /* lock: mtx */
     uint64_t serial;
     uint32_t handle;
-    uint8_t *staging;
+    uint8_t *staging; /* NULL where the daemon had no room for one: nothing can be put */
     uint64_t staging_bytes;
+    uint32_t staging_slots;
 };
 
 struct kvd_space {
@@ -282,10 +285,18 @@ void kvd_lease_free_locked(struct kvd_lease *lease);
 /* Copies what a DONE submission brought; without the lock. False: it goes on as another submission.
  */
 bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good);
+/* A submission ended without its blocks: the release of its lease will say so. */
+void kvd_load_failed_locked(const struct kvd_call *call);
 
 /* ---- put.c */
 int kvd_put_commit_finish_locked(struct kvd_call *call, struct kvd_put_result *ret);
 void kvd_put_free_locked(struct kvd_put *put);
+
+/* ---- report.c */
+
+/* A report's reply came; takes the descriptor where the text lies in one (sets it to -1). */
+void kvd_report_take_locked(struct kvd_call *call, const Kvd__Wire__AdminReply *msg, int *fds,
+                            unsigned n_fds);
 
 /* ---- submit.c */
 

@@ -123,6 +123,11 @@ static void not_loaded_from_locked(struct kvd_lease *lease, uint32_t from)
     }
 }
 
+void kvd_load_failed_locked(const struct kvd_call *call)
+{
+    not_loaded_from_locked(call->lease, call->first);
+}
+
 /* Copies what a DONE part brought; without the lock. True: there is more to ask for. */
 static bool part_copy(struct kvd_call *call, uint32_t *ret_good)
 {
@@ -169,6 +174,9 @@ bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
         struct part next = part_after(call, good);
         kvd_client_lock(c);
         int err = part_start_locked(&next, false, call->cookie, NULL);
+        if (err) {
+            not_loaded_from_locked(next.lease, next.first);
+        }
         kvd_client_unlock(c);
         if (!err) {
             return false;
@@ -195,6 +203,9 @@ static int part_run(struct part *part)
     struct kvd_call *call = NULL;
     kvd_client_lock(c);
     int err = part_start_locked(part, true, NULL, &call);
+    if (err) {
+        not_loaded_from_locked(part->lease, part->first);
+    }
     kvd_client_unlock(c);
     if (err) {
         return err;
@@ -234,11 +245,6 @@ int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *d
                         .deadline_ns = kvd_mono_ns() + lease->space->client->io_ns};
     while (!err && part.n > 0) {
         err = part_run(&part);
-    }
-    if (err == KVD_DEADLINE) {
-        kvd_client_lock(lease->space->client);
-        not_loaded_from_locked(lease, first + part.before);
-        kvd_client_unlock(lease->space->client);
     }
     if (err && part.before == 0) {
         return err;

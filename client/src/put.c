@@ -2,10 +2,12 @@
  * Put: begin asks which blocks are wanted and gets room in staging for them, the payload is written
  * there, commit publishes.
  *
- * kvd_put works in batches of a quarter of the staging area: while the daemon copies one out of
- * staging into the pool, the next one is written; smaller batches begin to overlap earlier and
- * were faster (see README.md). Within one client and space only one kvd_put runs
- * at a time, the others wait for their turn: two of them would take each other's staging away.
+ * kvd_put works in batches of 4 blocks, or of half the staging area where that is less: while the
+ * daemon copies one out of staging into the pool, the next one is written; smaller batches begin to
+ * overlap earlier and were faster (see README.md). A block that finds no room in staging while a
+ * batch before it is being committed is begun again after that. Within one client and space only
+ * one kvd_put runs at a time, the others wait for their turn: two of them would take each other's
+ * staging away.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -144,7 +146,6 @@ static int begin_locked(struct kvd_space *s, const struct kvd_prompt *prompt, ui
         put_give_up_locked(put);
         return kvd_client_fail(c, KVD_INTERNAL, "the daemon granted room outside of staging");
     }
-    c->stats.refused_blocks += result.refused;
     *ret = put;
     *ret_result = result;
     return 0;
@@ -162,6 +163,9 @@ int kvd_put_begin(struct kvd_space *space, const struct kvd_prompt *prompt, uint
     }
     kvd_client_lock(space->client);
     err = begin_locked(space, prompt, first, n, &put, &result);
+    if (!err) {
+        space->client->stats.refused_blocks += result.refused;
+    }
     if (!err && put->granted == 0) {
         put_give_up_locked(put);
         put = NULL;
@@ -315,31 +319,71 @@ struct put_run {
     bool full;               /* a block found no room: those after it would be of no use */
 };
 
-static int batch_locked(struct put_run *run, uint32_t first, uint32_t n)
+/* Two batches fit into staging at once, so that one is written while the other is committed. */
+static uint32_t batch_blocks(const struct kvd_space *s, uint32_t left)
 {
-    struct kvd_client *c = run->space->client;
-    struct kvd_put *put;
-    struct kvd_put_result begun;
-    struct kvd_call *commit = NULL;
-    int err = begin_locked(run->space, run->prompt, first, n, &put, &begun);
-    if (err) {
-        return err;
+    uint32_t most = KVD_CLIENT_PUT_BATCH;
+    if (s->reg && s->reg->staging_slots > 0 && s->reg->staging_slots / 2 < most) {
+        most = s->reg->staging_slots / 2;
     }
-    run->result.stored_already += begun.stored_already;
-    run->result.refused += begun.refused;
+    most = most ? most : 1;
+    return left < most ? left : most;
+}
+
+/* Blocks of a begun batch up to the first that found no room; n where all did. What is granted is
+ * committed in any case, so a grant behind a gap counts too. */
+static uint32_t blocks_begun(const struct kvd_put *put)
+{
+    uint32_t begun = put->n;
+    for (uint32_t i = put->n; i-- > 0 && put->state[i] != KVD_BLOCK_GRANTED;) {
+        begun = put->state[i] == KVD_BLOCK_ABSENT ? i : begun;
+    }
+    return begun;
+}
+
+static void count_locked(struct put_run *run, const struct kvd_put *put, uint32_t n)
+{
+    uint32_t refused = 0;
     for (uint32_t i = 0; i < n; i++) {
-        run->full = run->full || put->state[i] == KVD_BLOCK_ABSENT;
+        run->result.stored_already += put->state[i] == KVD_BLOCK_STORED;
+        refused += put->state[i] != KVD_BLOCK_STORED && put->state[i] != KVD_BLOCK_GRANTED;
     }
-    if (put->granted == 0) {
-        put_give_up_locked(put);
-        return 0;
-    }
-    kvd_client_unlock(c);
-    for (uint32_t i = 0; i < n; i++) {
+    run->result.refused += refused;
+    run->space->client->stats.refused_blocks += refused;
+}
+
+static void payload_copy(const struct put_run *run, const struct kvd_put *put)
+{
+    for (uint32_t i = 0; i < put->n; i++) {
         if (put->buffer[i]) {
             memcpy(put->buffer[i], run->src[i], run->space->desc.payload_bytes);
         }
     }
+}
+
+/* Puts the n blocks from first on, or the first of them: *ret_n have been dealt with. Where there
+ * is no room for all, but a batch is being committed, the rest is worth another attempt after that.
+ */
+static int batch_locked(struct put_run *run, uint32_t first, uint32_t n, uint32_t *ret_n)
+{
+    struct kvd_client *c = run->space->client;
+    struct kvd_put *put;
+    struct kvd_put_result unused;
+    struct kvd_call *commit = NULL;
+    int err = begin_locked(run->space, run->prompt, first, n, &put, &unused);
+    if (err) {
+        return err;
+    }
+    uint32_t begun = blocks_begun(put);
+    run->full = begun < n && put->granted == 0 && !run->commit;
+    *ret_n = run->full ? n : begun;
+    count_locked(run, put, *ret_n);
+    if (put->granted == 0) {
+        put_give_up_locked(put);
+        return begun < n ? commit_wait_locked(&run->commit, &run->result) : 0;
+    }
+    kvd_client_unlock(c);
+    payload_copy(run, put);
     kvd_client_lock(c);
     err = commit_start_locked(put, true, NULL, &commit);
     if (err) {
@@ -368,11 +412,11 @@ static int run_locked(struct put_run *run, uint32_t first, uint32_t n)
     int err = 0;
     uint32_t left = n;
     while (left > 0 && !run->full && !err) {
-        uint32_t batch = left < KVD_CLIENT_PUT_BATCH ? left : KVD_CLIENT_PUT_BATCH;
-        err = batch_locked(run, first, batch);
-        first += batch;
-        run->src += batch;
-        left -= batch;
+        uint32_t done = 0;
+        err = batch_locked(run, first, batch_blocks(run->space, left), &done);
+        first += done;
+        run->src += done;
+        left -= done;
     }
     int last = commit_wait_locked(&run->commit, &run->result);
     run->result.refused += left;

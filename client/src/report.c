@@ -1,6 +1,10 @@
 /* Figures: ping, this client's counts, and the daemon's reports. */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "client/src/internal.h"
 
@@ -36,6 +40,56 @@ int kvd_ping(struct kvd_client *client)
     return err;
 }
 
+void kvd_report_take_locked(struct kvd_call *call, const Kvd__Wire__AdminReply *msg, int *fds,
+                            unsigned n_fds)
+{
+    if (msg->json_bytes == 0) {
+        call->json = strndup((const char *)msg->json.data, msg->json.len);
+    } else if (n_fds == 1) {
+        call->report_bytes = msg->json_bytes;
+        call->report_fd = kvd_take_fd(&fds[0]);
+    } else {
+        call->status = KVD_INTERNAL;
+    }
+}
+
+/* Whether the descriptor is what the daemon promises: memory of this length that nobody changes. A
+ * sealed memfd, so that reading it never waits. */
+static bool report_is_sealed(int fd, uint64_t bytes)
+{
+    const int want = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    struct stat st;
+    const int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & want) == want && fstat(fd, &st) == 0 &&
+           (uint64_t)st.st_size == bytes;
+}
+
+/* Reads a long report out of its descriptor; without the lock. */
+static int report_read(struct kvd_client *c, int fd, uint64_t bytes, char **ret_json)
+{
+    if (bytes < 1 || bytes > KVD_WIRE_REPORT_MAX || !report_is_sealed(fd, bytes)) {
+        return kvd_client_fail(c, KVD_INTERNAL, "the daemon sent a report of a wrong form");
+    }
+    KVD_AUTOFREE char *json = malloc(bytes + 1);
+    if (!json) {
+        return kvd_client_fail(c, -ENOMEM, "no memory for the report");
+    }
+    uint64_t have = 0;
+    while (have < bytes) {
+        ssize_t n = pread(fd, json + have, bytes - have, (off_t)have);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return kvd_client_fail(c, KVD_INTERNAL, "the daemon's report cannot be read");
+        }
+        have += (uint64_t)n;
+    }
+    json[bytes] = 0;
+    *ret_json = KVD_TAKE(json);
+    return 0;
+}
+
 int kvd_report(struct kvd_client *client, const char *what, const char *by, const char *window,
                char **ret_json)
 {
@@ -53,17 +107,21 @@ int kvd_report(struct kvd_client *client, const char *what, const char *by, cons
     }
     req.body_case = KVD__WIRE__REQUEST__BODY_ADMIN;
     req.admin = &body;
+    KVD_AUTOCLOSE int fd = -1;
+    uint64_t bytes = 0;
     kvd_client_lock(client);
     int err = simple_call_locked(client, KVD_CALL_ADMIN, client->io_ns, &req, &call);
-    if (!err && !call->json) {
+    if (!err && call->report_fd >= 0) {
+        fd = kvd_take_fd(&call->report_fd);
+        bytes = call->report_bytes;
+    } else if (!err && !call->json) {
         err = kvd_client_fail(client, -ENOMEM, "no memory for the report");
-    }
-    if (!err) {
+    } else if (!err) {
         *ret_json = KVD_TAKE(call->json);
     }
     kvd_call_free_locked(&call);
     kvd_client_unlock(client);
-    return err;
+    return fd >= 0 ? report_read(client, fd, bytes, ret_json) : err;
 }
 
 void kvd_stats(struct kvd_client *client, struct kvd_stats *ret_stats)

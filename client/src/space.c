@@ -27,31 +27,47 @@ void kvd_space_reg_unref_locked(struct kvd_space_reg **regp)
     if (!reg || --reg->refs > 0) {
         return;
     }
-    (void)munmap(reg->staging, reg->staging_bytes);
+    if (reg->staging) {
+        (void)munmap(reg->staging, reg->staging_bytes);
+    }
     free(reg);
 }
 
-static int reg_create(const Kvd__Wire__SpaceOpenReply *msg, int fd, struct kvd_space_reg **ret)
+static int staging_map(const Kvd__Wire__SpaceOpenReply *msg, int fd, struct kvd_space_reg *reg)
 {
     struct stat st;
     if (msg->staging_bytes < 1 || fstat(fd, &st) < 0 || (uint64_t)st.st_size < msg->staging_bytes) {
+        return KVD_INTERNAL;
+    }
+    void *map = mmap(NULL, msg->staging_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) {
+        return -errno;
+    }
+    (void)madvise(map, msg->staging_bytes, MADV_DONTFORK);
+    reg->staging = map;
+    reg->staging_bytes = msg->staging_bytes;
+    reg->staging_slots = msg->staging_slots;
+    return 0;
+}
+
+/* Without slots there is no descriptor: the space can be read, but not written. */
+static int reg_create(const Kvd__Wire__SpaceOpenReply *msg, const int *fds, unsigned n_fds,
+                      struct kvd_space_reg **ret)
+{
+    if (n_fds != (msg->staging_slots ? 1 : 0)) {
         return KVD_INTERNAL;
     }
     struct kvd_space_reg *reg = calloc(1, sizeof(*reg));
     if (!reg) {
         return -ENOMEM;
     }
-    void *map = mmap(NULL, msg->staging_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) {
-        int err = -errno;
+    int err = msg->staging_slots ? staging_map(msg, fds[0], reg) : 0;
+    if (err) {
         free(reg);
         return err;
     }
-    (void)madvise(map, msg->staging_bytes, MADV_DONTFORK);
     reg->refs = 1;
     reg->handle = msg->space_handle;
-    reg->staging = map;
-    reg->staging_bytes = msg->staging_bytes;
     *ret = reg;
     return 0;
 }
@@ -64,7 +80,7 @@ void kvd_space_opened_locked(struct kvd_call *call, const Kvd__Wire__SpaceOpenRe
     if (s->reg && s->reg->serial == call->conn->serial) {
         return; /* another thread's call was quicker */
     }
-    call->status = n_fds == 1 ? reg_create(msg, fds[0], &reg) : KVD_INTERNAL;
+    call->status = reg_create(msg, fds, n_fds, &reg);
     if (!reg) {
         return;
     }

@@ -69,6 +69,9 @@ static bool finish_locked(struct kvd_client *c, struct kvd_call *call, struct kv
     bool done = true;
     *ret = (struct kvd_completion){.op = op_of(call), .cookie = call->cookie};
     ret->status = kvd_call_status(call);
+    if (ret->status && call->op == KVD_CALL_LOAD) {
+        kvd_load_failed_locked(call);
+    }
     if (ret->status && call->before > 0) {
         ret->status = 0; /* what earlier parts copied is right */
         ret->good = call->before;
@@ -98,6 +101,9 @@ static int expire_locked(struct kvd_client *c, struct kvd_completion *ret, int m
                                                .good = call->before,
                                                .cookie = call->cookie};
             (void)kvd_client_fail(c, KVD_DEADLINE, "the daemon did not answer in time");
+            if (call->op == KVD_CALL_LOAD) {
+                kvd_load_failed_locked(call);
+            }
             kvd_call_abandon_locked(call);
         }
     }

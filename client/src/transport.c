@@ -175,6 +175,7 @@ int kvd_call_create_locked(struct kvd_link *conn, enum kvd_call_op op, uint64_t 
     call->conn = conn;
     conn->refs++;
     call->op = op;
+    call->report_fd = -1;
     call->deadline_ns = deadline_ns;
     int err = bytes ? range_take_locked(call, bytes, wait) : 0;
     if (err) {
@@ -201,6 +202,7 @@ void kvd_call_free_locked(struct kvd_call **callp)
     (void)pthread_cond_destroy(&call->cond);
     free(call->text);
     free(call->json);
+    kvd_close_fd(&call->report_fd);
     free(call);
     *callp = NULL;
     kvd_link_unref_locked(conn);
@@ -471,7 +473,7 @@ static int reply_body_take(struct kvd_call *call, const Kvd__Wire__Reply *r, str
         call->count[1] = r->put_commit->not_written_down;
         break;
     case KVD_CALL_ADMIN:
-        call->json = strndup((const char *)r->admin->json.data, r->admin->json.len);
+        kvd_report_take_locked(call, r->admin, p->fds, p->n_fds);
         break;
     case KVD_CALL_TOUCH:
     case KVD_CALL_PING:

@@ -19,6 +19,7 @@ enum {
     KVD_WIRE_REQUEST_AREA_BYTES = 4 << 20,
     KVD_WIRE_STAGING_SLOTS = 16,
     KVD_WIRE_PROMPT_TOKENS_MAX = 512 << 10,
+    KVD_WIRE_REPORT_MAX = 64 << 20, /* bytes of JSON text */
 };
 
 /* Tiers as numbers on the wire and in counters, fastest first. NONE is a miss. */

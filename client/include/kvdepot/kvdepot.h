@@ -147,9 +147,11 @@ struct kvd_space_config {
 };
 
 /* Opens a space; registers it with the daemon, now or when the daemon is reached again. The
- * configuration is copied. The space lives until kvd_client_close. Waits at most connect_ms and
- * io_ms. KVD_BAD_REQUEST, KVD_CONTRADICTION, KVD_OVER_QUOTA (256 spaces a daemon), KVD_FULL (no
- * room in the daemon's dram for this space's staging area), -ENOMEM. */
+ * configuration is copied. The space lives until kvd_client_close. Where the daemon has no room for
+ * this client's staging area (too many clients, or blocks too large for its dram.cap), the space
+ * can be matched and loaded, and every put answers `refused` for what is not stored already. Waits
+ * at most connect_ms and io_ms. KVD_BAD_REQUEST, KVD_CONTRADICTION, KVD_OVER_QUOTA (256 spaces a
+ * daemon), -ENOMEM. */
 KVD_API int kvd_space_open(struct kvd_client *client, const struct kvd_space_config *config,
                            struct kvd_space **ret_space);
 

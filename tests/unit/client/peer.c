@@ -156,24 +156,38 @@ void peer_answer_hello(struct peer *p)
 
 void peer_answer_space(struct peer *p)
 {
+    peer_answer_space_with(p, KVD_WIRE_STAGING_SLOTS, 1);
+}
+
+void peer_answer_space_with(struct peer *p, uint32_t slots, unsigned n_fds)
+{
     uint8_t space[32] = {2};
     Kvd__Wire__SpaceOpenReply body = KVD__WIRE__SPACE_OPEN_REPLY__INIT;
     Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
     body.space_handle = 5;
     body.space = (ProtobufCBinaryData){.len = sizeof(space), .data = space};
-    body.staging_bytes = PEER_STAGING_BYTES;
-    body.staging_slots = KVD_WIRE_STAGING_SLOTS;
+    body.staging_bytes = slots ? PEER_STAGING_BYTES : 0;
+    body.staging_slots = slots;
     body.slot_bytes = PEER_STAGING_BYTES / KVD_WIRE_STAGING_SLOTS;
     reply.id = p->req->id;
     reply.body_case = KVD__WIRE__REPLY__BODY_SPACE_OPEN;
     reply.space_open = &body;
-    peer_send(p, &reply, &p->staging_fd, 1);
+    peer_send(p, &reply, &p->staging_fd, n_fds);
 }
 
 void peer_answer_empty(struct peer *p)
 {
     Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
     reply.id = p->req->id;
+    peer_send(p, &reply, NULL, 0);
+}
+
+void peer_answer_error(struct peer *p, int err)
+{
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    reply.id = p->req->id;
+    reply.error = kvd_error_to_wire(err);
+    reply.error_text = "so it is";
     peer_send(p, &reply, NULL, 0);
 }
 
@@ -198,6 +212,18 @@ void peer_answer_load(struct peer *p, uint32_t good)
     reply.id = p->req->id;
     reply.body_case = KVD__WIRE__REPLY__BODY_LOAD;
     reply.load = &body;
+    peer_send(p, &reply, NULL, 0);
+}
+
+void peer_answer_put_begin(struct peer *p, uint64_t put, uint32_t granted)
+{
+    Kvd__Wire__PutBeginReply body = KVD__WIRE__PUT_BEGIN_REPLY__INIT;
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    body.put = put;
+    body.granted_blocks = granted;
+    reply.id = p->req->id;
+    reply.body_case = KVD__WIRE__REPLY__BODY_PUT_BEGIN;
+    reply.put_begin = &body;
     peer_send(p, &reply, NULL, 0);
 }
 

@@ -40,9 +40,13 @@ void peer_send(struct peer *p, Kvd__Wire__Reply *reply, const int *fds, unsigned
 void peer_send_bytes(struct peer *p, const void *bytes, size_t n);
 void peer_answer_hello(struct peer *p); /* to the hello received last */
 void peer_answer_space(struct peer *p);
+/* So many slots of staging (0: no room for it), so many descriptors. */
+void peer_answer_space_with(struct peer *p, uint32_t slots, unsigned n_fds);
 void peer_answer_empty(struct peer *p);
+void peer_answer_error(struct peer *p, int err);
 void peer_answer_match(struct peer *p, uint64_t lease, uint32_t asked, uint32_t hit);
 void peer_answer_load(struct peer *p, uint32_t good);
+void peer_answer_put_begin(struct peer *p, uint64_t put, uint32_t granted);
 /* Result row i of the request received last. */
 struct kvd_wire_block *peer_row(struct peer *p, const Kvd__Wire__Range *results, uint32_t i);
 

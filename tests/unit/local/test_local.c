@@ -5,7 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "kvd_test.h"
+#include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 #include "rig.h"
 
@@ -413,6 +416,135 @@ static void test_reports(void **state)
     rig_fini(&rig);
 }
 
+/* ---- a report that fits no packet */
+
+enum { TENANTS = 200 };
+
+static void tenant_name(char *ret, size_t n, unsigned i)
+{
+    (void)snprintf(ret, n, "user-%03u-of-a-house-with-long-names", i);
+}
+
+static unsigned rows_of_tenants(const char *text)
+{
+    bool seen[TENANTS] = {false};
+    unsigned n = 0;
+    json_error_t error;
+    json_t *json = json_loads(text, 0, &error);
+    json_t *row;
+    size_t at;
+    assert_non_null(json);
+    json_array_foreach(json_object_get(json, "rows"), at, row)
+    {
+        for (unsigned i = 0; i < TENANTS; i++) {
+            char name[64];
+            tenant_name(name, sizeof(name), i);
+            const char *have = json_string_value(json_object_get(row, "name"));
+            if (have && strcmp(have, name) == 0 && !seen[i]) {
+                seen[i] = true;
+                n++;
+            }
+        }
+    }
+    json_decref(json);
+    return n;
+}
+
+static void test_report_of_many_tenants(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[2 * RIG_BLOCK_TOKENS];
+    struct kvd_match_result m;
+    char name[64];
+    rig_init(&rig);
+    rig_start(&rig);
+    struct kvd_client *c = rig_client(&rig);
+    struct kvd_space *s = rig_space(c);
+    rig_tokens(1, 2 * RIG_BLOCK_TOKENS, tokens);
+    struct kvd_prompt p = rig_prompt(tokens, 2 * RIG_BLOCK_TOKENS);
+    p.tenant = name;
+    for (unsigned i = 0; i < TENANTS; i++) {
+        tenant_name(name, sizeof(name), i);
+        assert_int_equal(kvd_match(s, &p, &m), 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        KVD_AUTOFREE char *json = NULL;
+        assert_int_equal(kvd_report(c, "hitrate", "tenant", "ever", &json), 0);
+        assert_true(strlen(json) > KVD_WIRE_PACKET_MAX);
+        assert_int_equal(rows_of_tenants(json), TENANTS);
+    }
+    kvd_client_close(&c);
+    rig_fini(&rig);
+}
+
+/* ---- blocks of which few fit into staging */
+
+static struct kvd_space *large_space(struct kvd_client *c, uint32_t *ret_block_bytes)
+{
+    struct kvd_space_config config = {.size = sizeof(config),
+                                      .model = "large",
+                                      .weights = {8},
+                                      .dtype = KVD_DTYPE_F16,
+                                      .layout = KVD_LAYOUT_HEADS,
+                                      .layers = 22,
+                                      .kv_heads = 16,
+                                      .head_dim = 64,
+                                      .block_tokens = RIG_BLOCK_TOKENS,
+                                      .rope_base = 10000,
+                                      .rope_scale = 1,
+                                      .numerics = "test",
+                                      .ranks = 1};
+    struct kvd_space *s = NULL;
+    assert_int_equal(kvd_space_open(c, &config, &s), 0);
+    *ret_block_bytes = (uint32_t)kvd_space_block_bytes(s);
+    return s;
+}
+
+/* A pool with room for all of a put, and staging for less than two batches of four: every block is
+ * stored, whatever it takes. */
+static void test_put_through_little_staging(void **state)
+{
+    (void)state;
+    enum { N = 16, PROMPTS = 2 };
+    struct rig rig;
+    uint32_t tokens[N * RIG_BLOCK_TOKENS + 1];
+    const void *src[N];
+    void *dest[N];
+    uint32_t bytes = 0;
+    uint32_t good = 0;
+    struct kvd_match_result m;
+    rig_init(&rig);
+    rig_set(&rig, "dram.cap", "64MiB");
+    rig_start(&rig);
+    struct kvd_client *c = rig_client(&rig);
+    struct kvd_space *s = large_space(c, &bytes);
+    KVD_AUTOFREE uint8_t *memory = malloc((size_t)N * bytes * 2);
+    assert_non_null(memory);
+    for (uint32_t i = 0; i < N; i++) {
+        memset(memory + (size_t)i * bytes, (int)i + 1, bytes);
+        src[i] = memory + (size_t)i * bytes;
+        dest[i] = memory + (size_t)(N + i) * bytes;
+    }
+    for (uint32_t seed = 0; seed < PROMPTS; seed++) {
+        struct kvd_put_result r;
+        rig_tokens(20 + seed, N * RIG_BLOCK_TOKENS + 1, tokens);
+        struct kvd_prompt p = rig_prompt(tokens, N * RIG_BLOCK_TOKENS + 1);
+        assert_int_equal(kvd_put(s, &p, 0, N, src, &r), 0);
+        assert_int_equal(r.refused, 0);
+        assert_int_equal(r.committed, N);
+        assert_int_equal(kvd_match(s, &p, &m), 0);
+        assert_int_equal(m.hit_blocks, N);
+        memset(memory + (size_t)N * bytes, 0, (size_t)N * bytes);
+        assert_int_equal(kvd_load(m.lease, 0, N, dest, &good), 0);
+        assert_int_equal(good, N);
+        assert_memory_equal(memory, memory + (size_t)N * bytes, (size_t)N * bytes);
+        kvd_lease_release(&m.lease);
+    }
+    kvd_client_close(&c);
+    rig_fini(&rig);
+}
+
 static void test_contradiction(void **state)
 {
     (void)state;
@@ -443,12 +575,19 @@ static void test_contradiction(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_tenants_and_scenarios),
-    cmocka_unit_test(test_put_in_two_steps), cmocka_unit_test(test_two_clients),
-    cmocka_unit_test(test_restart),          cmocka_unit_test(test_restart_between_calls),
-    cmocka_unit_test(test_many_threads),     cmocka_unit_test(test_submissions),
-    cmocka_unit_test(test_forked_child),     cmocka_unit_test(test_reports),
+    cmocka_unit_test(test_round_trip),
+    cmocka_unit_test(test_tenants_and_scenarios),
+    cmocka_unit_test(test_put_in_two_steps),
+    cmocka_unit_test(test_two_clients),
+    cmocka_unit_test(test_restart),
+    cmocka_unit_test(test_restart_between_calls),
+    cmocka_unit_test(test_many_threads),
+    cmocka_unit_test(test_submissions),
+    cmocka_unit_test(test_forked_child),
+    cmocka_unit_test(test_reports),
     cmocka_unit_test(test_contradiction),
+    cmocka_unit_test(test_report_of_many_tenants),
+    cmocka_unit_test(test_put_through_little_staging),
 };
 
 KVD_TEST_MAIN(tests)
