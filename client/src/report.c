@@ -44,7 +44,9 @@ void kvd_report_take_locked(struct kvd_call *call, const Kvd__Wire__AdminReply *
                             unsigned n_fds)
 {
     if (msg->json_bytes == 0) {
-        call->json = strndup((const char *)msg->json.data, msg->json.len);
+        /* an empty field has no data at all */
+        const char *text = msg->json.len ? (const char *)msg->json.data : "";
+        call->json = strndup(text, msg->json.len);
     } else if (n_fds == 1) {
         call->report_bytes = msg->json_bytes;
         call->report_fd = kvd_take_fd(&fds[0]);
