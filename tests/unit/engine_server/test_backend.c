@@ -286,14 +286,14 @@ static uint32_t hits_of(struct node *n, const char *more)
 {
     char body[2048];
     int len = snprintf(body, sizeof(body),
-                       "{\"max_tokens\":2,\"messages\":[{\"role\":\"user\","
+                       "{\"max_tokens\":2,\"temperature\":0,\"messages\":[{\"role\":\"user\","
                        "\"content\":\"");
     for (int i = 0; i < 100; i++) {
         len += snprintf(body + len, sizeof(body) - (size_t)len, "%d ", i);
     }
     (void)snprintf(body + len, sizeof(body) - (size_t)len, "\"}]%s}", more);
     struct answer a = http_post(kvd_server_port(n->server), body);
-    json_t *root = json_loads(a.body, 0, NULL);
+    json_t *root = json_loads(a.body, JSON_ALLOW_NUL, NULL); /* random weights say anything */
     if (a.status != 200 || !root) {
         fail_msg("status %d: %s", a.status, a.body);
     }
