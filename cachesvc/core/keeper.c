@@ -112,7 +112,8 @@ static void expire_slot(struct kvd_slot *slot, void *user)
     struct kvd_service *service = user;
     struct kvd_slot_meta meta;
     kvd_pool_meta(service->pool, slot, &meta);
-    if (!class_expired(service, meta.scenario, meta.last_use_day, meta.created_day)) {
+    if (!class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
+                       meta.created_day)) {
         return;
     }
     kvd_pool_remove(service->pool, slot);
@@ -169,7 +170,7 @@ static bool segment_expired(const struct kvd_segment_info *info, void *user)
 
 int keeper_reclaim(struct kvd_service *service)
 {
-    if (expiry_frozen(service)) {
+    if (expiry_clock(service).frozen) {
         return 0;
     }
     kvd_pool_walk(service->pool, expire_slot, service);

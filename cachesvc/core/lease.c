@@ -56,18 +56,23 @@ struct lease *lease_find_locked(struct kvd_session *session, uint64_t id)
     return NULL;
 }
 
-bool lease_charge(struct lease *lease, uint64_t bytes)
+uint32_t lease_charge_some(struct lease *lease, uint64_t bytes, uint32_t n)
 {
     struct kvd_service *service = lease->session->service;
     (void)pthread_mutex_lock(&service->mtx);
-    bool ok = lease->session->pinned_bytes + bytes <= service->pin_cap_client &&
-              service->pinned_bytes + bytes <= service->pin_cap;
-    if (ok) {
-        lease->session->pinned_bytes += bytes;
-        service->pinned_bytes += bytes;
-    }
+    uint64_t own = (service->pin_cap_client - lease->session->pinned_bytes) / bytes;
+    uint64_t all = (service->pin_cap - service->pinned_bytes) / bytes;
+    uint64_t some = own < all ? own : all;
+    some = some < n ? some : n;
+    lease->session->pinned_bytes += some * bytes;
+    service->pinned_bytes += some * bytes;
     (void)pthread_mutex_unlock(&service->mtx);
-    return ok;
+    return (uint32_t)some;
+}
+
+bool lease_charge(struct lease *lease, uint64_t bytes)
+{
+    return lease_charge_some(lease, bytes, 1) == 1;
 }
 
 void lease_discharge(struct lease *lease, uint64_t bytes)
@@ -96,11 +101,23 @@ void lease_drop_slot(struct lease *lease, uint32_t index)
     }
 }
 
+void lease_drop_slots(struct lease *lease, uint32_t end)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < end; i++) {
+        struct kvd_slot *slot = lease->blocks[i].slot;
+        if (slot) {
+            lease->blocks[i].slot = NULL;
+            kvd_pool_unpin(lease->session->service->pool, slot);
+            bytes += lease->prompt.space->extent_bytes;
+        }
+    }
+    lease_discharge(lease, bytes);
+}
+
 void lease_destroy(struct lease *lease)
 {
-    for (uint32_t i = 0; i < lease->prompt.n_blocks; i++) {
-        lease_drop_slot(lease, i);
-    }
+    lease_drop_slots(lease, lease->prompt.n_blocks);
     prompt_fini(&lease->prompt);
     free(lease->blocks);
     free(lease);
@@ -212,9 +229,7 @@ void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns)
     for (struct kvd_list *it; (it = kvd_list_pop_front(&overdue));) {
         struct lease *l = KVD_CONTAINER_OF(it, struct lease, overdue);
         struct kvd_session *s = l->session;
-        for (uint32_t i = 0; i < l->prompt.n_blocks; i++) {
-            lease_drop_slot(l, i);
-        }
+        lease_drop_slots(l, l->prompt.n_blocks);
         l->expired = true;
         lease_unclaim(l);
         session_unref(s);

@@ -107,7 +107,8 @@ static int load_place(struct load_job *job, uint32_t index, struct kvd_place *re
     enum kvd_miss_reason why;
     int err = kvd_index_lookup(job->service->index, lease->prompt.keys, index, 1,
                                lease->prompt.rank, &e, &found);
-    if (err || found != KVD_INDEX_FOUND || !entry_usable(job->service, &e, &why)) {
+    if (err || found != KVD_INDEX_FOUND ||
+        !entry_usable(job->service, expiry_clock(job->service), &e, &why)) {
         return -KVD_E_NOT_FOUND;
     }
     *ret = (struct kvd_place){
@@ -364,9 +365,7 @@ static void load_start(struct kvd_work *work)
         load_end(job, late, 0);
         return;
     }
-    for (uint32_t i = 0; i < job->first; i++) {
-        lease_drop_slot(lease, i);
-    }
+    lease_drop_slots(lease, job->first);
     enum load_step stop = 0;
     for (uint32_t i = 0; i < job->n; i++) {
         job->blocks[i].step = stop ? stop : load_step_of(job, i);

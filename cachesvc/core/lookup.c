@@ -11,20 +11,20 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
-bool expiry_frozen(struct kvd_service *service)
+struct expiry_clock expiry_clock(struct kvd_service *service)
 {
     int64_t skew = kvd_wall_skew_s(&service->wall);
-    return skew > SKEW_FREEZE_S || skew < -SKEW_FREEZE_S;
+    return (struct expiry_clock){.now_s = kvd_wall_now_s(&service->wall),
+                                 .frozen = skew > SKEW_FREEZE_S || skew < -SKEW_FREEZE_S};
 }
 
-bool class_expired(struct kvd_service *service, uint16_t scenario, uint32_t last_use_day,
-                   uint32_t created_day)
+bool class_expired(struct kvd_service *service, struct expiry_clock clock, uint16_t scenario,
+                   uint32_t last_use_day, uint32_t created_day)
 {
     const struct kvd_scenario *sc = kvd_scenario_by_id(service->config->scenarios_table, scenario);
     /* a class that is no longer configured keeps nothing */
     return !sc ||
-           (!expiry_frozen(service) &&
-            kvd_retention_expired(sc, last_use_day, created_day, kvd_wall_now_s(&service->wall)));
+           (!clock.frozen && kvd_retention_expired(sc, last_use_day, created_day, clock.now_s));
 }
 
 uint16_t class_longer(struct kvd_service *service, uint16_t had, const struct kvd_scenario *user)
@@ -46,8 +46,8 @@ static enum kvd_miss_reason reason_of_gone(uint8_t gone)
     }
 }
 
-bool entry_usable(struct kvd_service *service, const struct kvd_index_entry *entry,
-                  enum kvd_miss_reason *ret_reason)
+bool entry_usable(struct kvd_service *service, struct expiry_clock clock,
+                  const struct kvd_index_entry *entry, enum kvd_miss_reason *ret_reason)
 {
     struct kvd_segment_info info = {0};
     if (entry->segment == 0) {
@@ -58,7 +58,7 @@ bool entry_usable(struct kvd_service *service, const struct kvd_index_entry *ent
         *ret_reason = reason_of_gone(info.gone);
         return false;
     }
-    if (class_expired(service, entry->scenario, entry->last_use_day, entry->created_day)) {
+    if (class_expired(service, clock, entry->scenario, entry->last_use_day, entry->created_day)) {
         *ret_reason = KVD_MISS_EXPIRED;
         return false;
     }
@@ -69,10 +69,13 @@ bool entry_usable(struct kvd_service *service, const struct kvd_index_entry *ent
 struct lookup {
     struct kvd_session *session;
     struct kvd_service *service;
-    struct kept_prompt prompt;
-    struct lease *lease; /* NULL until something is found */
+    struct expiry_clock clock;
+    struct lease *lease;              /* made first: pins are charged to it */
+    const struct kept_prompt *prompt; /* the lease's */
     uint32_t asked;
     uint32_t hit;
+    struct kvd_addr *addrs;          /* asked rows */
+    struct kvd_slot **slots;         /* asked rows of scratch */
     struct kvd_index_entry *entries; /* of blocks from `indexed_from` on */
     uint8_t *found;
     uint32_t indexed_from;
@@ -82,7 +85,8 @@ struct lookup {
 
 static void lookup_fini(struct lookup *lu)
 {
-    prompt_fini(&lu->prompt);
+    free(lu->addrs);
+    free(lu->slots);
     free(lu->entries);
     free(lu->found);
 }
@@ -97,32 +101,38 @@ static int lookup_ask_index(struct lookup *lu, uint32_t from)
     }
     lu->indexed = true;
     lu->indexed_from = from;
-    return kvd_index_lookup(lu->service->index, lu->prompt.keys, from, n, lu->prompt.rank,
+    return kvd_index_lookup(lu->service->index, lu->prompt->keys, from, n, lu->prompt->rank,
                             lu->entries, lu->found);
 }
 
-/* Block `i` in dram? Pins it for the lease where the limits allow; beyond them it is found again at
- * load. */
-static bool lookup_dram(struct lookup *lu, uint32_t i, struct lease_block *ret)
+/* Goes on over blocks in dram. Pins them for the lease as far as the limits allow; beyond them they
+ * are found again at load. */
+static void lookup_dram(struct lookup *lu)
 {
-    struct kvd_addr addr = {.key = lu->prompt.keys[i], .rank = lu->prompt.rank};
-    struct kvd_slot *slot = kvd_pool_pin(lu->service->pool, &addr);
-    if (!slot) {
-        return false;
-    }
-    struct kvd_slot_meta meta;
-    kvd_pool_meta(lu->service->pool, slot, &meta);
-    bool ok = !class_expired(lu->service, meta.scenario, meta.last_use_day, meta.created_day);
-    if (ok) {
-        *ret =
-            (struct lease_block){.tier = KVD_TIER_DRAM, .seen = {meta.last_use_day, meta.scenario}};
-        if (lease_charge(lu->lease, lu->prompt.space->extent_bytes)) {
-            ret->slot = slot;
-            return true;
+    struct kvd_pool *pool = lu->service->pool;
+    uint64_t bytes = lu->prompt->space->extent_bytes;
+    uint32_t n = kvd_pool_pin_chain(pool, lu->addrs + lu->hit, lu->asked - lu->hit, lu->slots);
+    uint32_t charged = lease_charge_some(lu->lease, bytes, n);
+    uint32_t kept = 0; /* pins that stay */
+    bool ended = false;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvd_slot_meta meta;
+        kvd_pool_meta(pool, lu->slots[i], &meta);
+        ended = ended || class_expired(lu->service, lu->clock, meta.scenario, meta.last_use_day,
+                                       meta.created_day);
+        if (!ended) {
+            lu->lease->blocks[lu->hit++] =
+                (struct lease_block){.tier = KVD_TIER_DRAM,
+                                     .slot = i < charged ? lu->slots[i] : NULL,
+                                     .seen = {meta.last_use_day, meta.scenario}};
+        }
+        if (!ended && i < charged) {
+            kept++;
+        } else {
+            kvd_pool_unpin(pool, lu->slots[i]);
         }
     }
-    kvd_pool_unpin(lu->service->pool, slot);
-    return ok;
+    lease_discharge(lu->lease, (charged - kept) * bytes);
 }
 
 static bool lookup_below(struct lookup *lu, uint32_t i, struct lease_block *ret, int *err)
@@ -135,7 +145,8 @@ static bool lookup_below(struct lookup *lu, uint32_t i, struct lease_block *ret,
     }
     const struct kvd_index_entry *e = &lu->entries[i - lu->indexed_from];
     enum kvd_miss_reason why;
-    if (lu->found[i - lu->indexed_from] != KVD_INDEX_FOUND || !entry_usable(lu->service, e, &why)) {
+    if (lu->found[i - lu->indexed_from] != KVD_INDEX_FOUND ||
+        !entry_usable(lu->service, lu->clock, e, &why)) {
         return false;
     }
     *ret = (struct lease_block){
@@ -148,11 +159,12 @@ static bool lookup_below(struct lookup *lu, uint32_t i, struct lease_block *ret,
 static int lookup_walk(struct lookup *lu)
 {
     int err = 0;
-    for (; lu->hit < lu->asked; lu->hit++) {
-        struct lease_block *b = &lu->lease->blocks[lu->hit];
-        if (!lookup_dram(lu, lu->hit, b) && !lookup_below(lu, lu->hit, b, &err)) {
+    for (;;) {
+        lookup_dram(lu);
+        if (lu->hit == lu->asked || !lookup_below(lu, lu->hit, &lu->lease->blocks[lu->hit], &err)) {
             break;
         }
+        lu->hit++;
     }
     if (!err && lu->hit < lu->asked && !lu->indexed) {
         err = lookup_ask_index(lu, lu->hit);
@@ -166,7 +178,7 @@ static enum kvd_miss_reason reason_of_first(struct lookup *lu)
 {
     uint32_t i = lu->hit;
     enum kvd_miss_reason why = KVD_MISS_NEVER_SEEN;
-    struct kvd_addr addr = {.key = lu->prompt.keys[i], .rank = lu->prompt.rank};
+    struct kvd_addr addr = {.key = lu->prompt->keys[i], .rank = lu->prompt->rank};
     (void)pthread_mutex_lock(&lu->service->mtx);
     bool pending = put_pending_locked(lu->service, &addr);
     (void)pthread_mutex_unlock(&lu->service->mtx);
@@ -176,16 +188,16 @@ static enum kvd_miss_reason reason_of_first(struct lookup *lu)
     }
     if (found == KVD_INDEX_FOUND) {
         /* usable yet a miss: it expired in dram and a copy below is not worth more */
-        return entry_usable(lu->service, &lu->entries[i - lu->indexed_from], &why)
+        return entry_usable(lu->service, lu->clock, &lu->entries[i - lu->indexed_from], &why)
                    ? KVD_MISS_EXPIRED
                    : why;
     }
     if (found == KVD_INDEX_SIBLING) {
         return KVD_MISS_DIVERGED;
     }
-    if (i == 0 && kvd_owners_other(lu->service->owners, lu->prompt.tokens,
-                                   lu->prompt.space->desc.block_tokens, &lu->prompt.space->digest,
-                                   &lu->prompt.tenant)) {
+    if (i == 0 && kvd_owners_other(lu->service->owners, lu->prompt->tokens,
+                                   lu->prompt->space->desc.block_tokens, &lu->prompt->space->digest,
+                                   &lu->prompt->tenant)) {
         return KVD_MISS_OTHER_OWNER;
     }
     return KVD_MISS_NEVER_SEEN;
@@ -199,7 +211,7 @@ static enum kvd_miss_reason reason_of_later(struct lookup *lu, uint32_t i,
     enum kvd_miss_reason why = first;
     uint8_t found = lu->found[i - lu->indexed_from];
     if (found == KVD_INDEX_FOUND) {
-        (void)entry_usable(lu->service, &lu->entries[i - lu->indexed_from], &why);
+        (void)entry_usable(lu->service, lu->clock, &lu->entries[i - lu->indexed_from], &why);
         return why;
     }
     bool shared =
@@ -216,7 +228,7 @@ static void amount_add(struct kvd_amount *a, const struct kvd_space_desc *d)
 
 static void lookup_count(struct lookup *lu, uint32_t n_tokens, uint64_t *ret_slot)
 {
-    const struct kvd_space_desc *d = &lu->prompt.space->desc;
+    const struct kvd_space_desc *d = &lu->prompt->space->desc;
     struct kvd_tally *t = &lu->tally;
     t->lookups = 1;
     t->asked.tokens = n_tokens;
@@ -234,7 +246,7 @@ static void lookup_count(struct lookup *lu, uint32_t n_tokens, uint64_t *ret_slo
     }
     t->missed[KVD_MISS_SHORT].tokens = n_tokens - (uint64_t)lu->asked * d->block_tokens;
     struct kvd_count_who who;
-    prompt_who(&lu->prompt, &who);
+    prompt_who(lu->prompt, &who);
     kvd_counting_lookup(lu->service->counting, kvd_mono_ns() / KVD_NS_PER_S, &who, t, ret_slot);
 }
 
@@ -244,25 +256,26 @@ static void lookup_results(const struct lookup *lu, struct kvd_wire_block *ret)
     for (uint32_t i = 0; i < lu->hit; i++) {
         ret[i].state = KVD_BLOCK_STORED;
         ret[i].tier = lu->lease->blocks[i].tier;
-        ret[i].bytes = lu->prompt.space->desc.payload_bytes;
+        ret[i].bytes = lu->prompt->space->desc.payload_bytes;
     }
 }
 
-/* The lease is made before the walk, since pins are charged to it, and given its own copy of the
- * prompt's arrays. */
-static int lookup_begin(struct lookup *lu, struct kvd_diag *diag)
+/* Makes the lease, which takes the prompt over, and the scratch arrays. */
+static int lookup_begin(struct lookup *lu, struct kept_prompt *prompt, struct kvd_diag *diag)
 {
-    struct kept_prompt copy = lu->prompt;
-    uint32_t bt = copy.space->desc.block_tokens;
-    copy.keys = malloc((lu->asked + 1) * sizeof(*copy.keys));
-    copy.tokens = malloc(((size_t)lu->asked * bt + 1) * sizeof(*copy.tokens));
-    if (copy.keys && copy.tokens) {
-        memcpy(copy.keys, lu->prompt.keys, lu->asked * sizeof(*copy.keys));
-        memcpy(copy.tokens, lu->prompt.tokens, (size_t)lu->asked * bt * sizeof(*copy.tokens));
-        lu->lease = lease_create(lu->session, &copy, lu->asked);
+    lu->lease = lease_create(lu->session, prompt, lu->asked);
+    prompt_fini(prompt);
+    lu->addrs = malloc((lu->asked + 1) * sizeof(*lu->addrs));
+    lu->slots = malloc((lu->asked + 1) * sizeof(struct kvd_slot *));
+    if (!lu->lease || !lu->addrs || !lu->slots) {
+        return kvd_fail(diag, -ENOMEM, "out of memory");
     }
-    prompt_fini(&copy);
-    return lu->lease ? 0 : kvd_fail(diag, -ENOMEM, "out of memory");
+    lu->prompt = &lu->lease->prompt;
+    for (uint32_t i = 0; i < lu->asked; i++) {
+        lu->addrs[i] = prompt_addr(lu->prompt, i);
+    }
+    lu->clock = expiry_clock(lu->service);
+    return 0;
 }
 
 static int lookup_check(struct kvd_session *session, uint32_t asked, uint32_t results_cap,
@@ -297,10 +310,11 @@ static void lease_shrink(struct lease *lease, uint32_t hit)
     lease->counted_blocks = hit;
 }
 
-static int lookup_run(struct lookup *lu, uint32_t n_tokens, struct kvd_diag *diag,
-                      struct kvd_wire_block *ret_results, struct kvd_match_out *ret)
+static int lookup_run(struct lookup *lu, struct kept_prompt *prompt, uint32_t n_tokens,
+                      struct kvd_diag *diag, struct kvd_wire_block *ret_results,
+                      struct kvd_match_out *ret)
 {
-    int err = lookup_begin(lu, diag);
+    int err = lookup_begin(lu, prompt, diag);
     err = err ? err : lookup_walk(lu);
     if (err) {
         if (lu->lease) {
@@ -318,8 +332,8 @@ static int lookup_run(struct lookup *lu, uint32_t n_tokens, struct kvd_diag *dia
         lease_destroy(lu->lease);
         return 0;
     }
-    kvd_owners_note(lu->service->owners, lu->prompt.tokens, lu->prompt.space->desc.block_tokens,
-                    &lu->prompt.space->digest, &lu->prompt.tenant);
+    kvd_owners_note(lu->service->owners, lu->prompt->tokens, lu->prompt->space->desc.block_tokens,
+                    &lu->prompt->space->digest, &lu->prompt->tenant);
     ret->lease = lu->lease->id;
     lease_publish(lu->lease);
     return 0;
@@ -334,9 +348,10 @@ int kvd_service_match(struct kvd_session *session, const struct kvd_prompt_ref *
     struct session_space *sp = session_space_of(session, prompt->space_handle);
     uint32_t bt = sp ? sp->space->desc.block_tokens : 1;
     lu.asked = sp && prompt->n_tokens ? (prompt->n_tokens - 1) / bt : 0;
-    int err = prompt_keep(session, prompt, lu.asked, diag, &lu.prompt);
-    err = err ? err : lookup_check(session, lu.asked, results_cap, diag);
-    err = err ? err : lookup_run(&lu, prompt->n_tokens, diag, ret_results, ret);
+    struct kept_prompt kept = {0};
+    int err = lookup_check(session, lu.asked, results_cap, diag);
+    err = err ? err : prompt_keep(session, prompt, lu.asked, diag, &kept);
+    err = err ? err : lookup_run(&lu, &kept, prompt->n_tokens, diag, ret_results, ret);
     lookup_fini(&lu);
     return err;
 }

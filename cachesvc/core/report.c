@@ -180,7 +180,7 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
                                "served as misses; check the device and the log",
                                (unsigned long long)atomic_load(&s->counts.unreadable)));
     }
-    if (expiry_frozen(s)) {
+    if (expiry_clock(s).frozen) {
         (void)json_array_append_new(
             list,
             json_sprintf("the system's time is %lld s %s the store's, so nothing expires; %s",

@@ -193,12 +193,18 @@ struct kvd_record_expect prompt_expect(const struct kept_prompt *prompt, uint32_
 
 /* ---- whether a stored block still counts (lookup.c) ---- */
 
+/* The time that expiry goes by, read once for a whole chain. frozen: one of the clocks is wrong. */
+struct expiry_clock {
+    uint64_t now_s;
+    bool frozen;
+};
+struct expiry_clock expiry_clock(struct kvd_service *service);
+
 /* Entry of the index: usable now? If not, ret_reason says why. */
-bool entry_usable(struct kvd_service *service, const struct kvd_index_entry *entry,
-                  enum kvd_miss_reason *ret_reason);
-bool expiry_frozen(struct kvd_service *service); /* one of the clocks is wrong */
-bool class_expired(struct kvd_service *service, uint16_t scenario, uint32_t last_use_day,
-                   uint32_t created_day);
+bool entry_usable(struct kvd_service *service, struct expiry_clock clock,
+                  const struct kvd_index_entry *entry, enum kvd_miss_reason *ret_reason);
+bool class_expired(struct kvd_service *service, struct expiry_clock clock, uint16_t scenario,
+                   uint32_t last_use_day, uint32_t created_day);
 /* The longer of what a block has and what now uses it. */
 uint16_t class_longer(struct kvd_service *service, uint16_t had, const struct kvd_scenario *user);
 
@@ -206,10 +212,13 @@ uint16_t class_longer(struct kvd_service *service, uint16_t had, const struct kv
 
 /* Takes pins of `bytes` into the account of a lease's client, or says no (the limits). */
 bool lease_charge(struct lease *lease, uint64_t bytes);
+/* The same for n times `bytes`: returns how many of them were taken. */
+uint32_t lease_charge_some(struct lease *lease, uint64_t bytes, uint32_t n);
 void lease_discharge(struct lease *lease, uint64_t bytes);
 void lease_set_slot(struct lease *lease, uint32_t index,
                     struct kvd_slot *slot); /* charged already */
 void lease_drop_slot(struct lease *lease, uint32_t index);
+void lease_drop_slots(struct lease *lease, uint32_t end); /* of all blocks before `end` */
 struct lease *lease_create(struct kvd_session *session, struct kept_prompt *prompt_taken,
                            uint32_t n_blocks);
 void lease_publish(struct lease *lease); /* findable by id */

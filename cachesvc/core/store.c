@@ -115,13 +115,15 @@ static enum kvd_tier_id stored_tier(struct kvd_service *service, struct put *put
         struct kvd_slot_meta meta;
         kvd_pool_meta(service->pool, slot, &meta);
         seen = (struct use_seen){meta.last_use_day, meta.scenario};
-        if (!class_expired(service, meta.scenario, meta.last_use_day, meta.created_day)) {
+        if (!class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
+                           meta.created_day)) {
             tier = KVD_TIER_DRAM;
         } else {
             kvd_pool_remove(service->pool, slot);
         }
     }
-    if (tier == KVD_TIER_NONE && found == KVD_INDEX_FOUND && entry_usable(service, entry, &why)) {
+    if (tier == KVD_TIER_NONE && found == KVD_INDEX_FOUND &&
+        entry_usable(service, expiry_clock(service), entry, &why)) {
         seen = (struct use_seen){entry->last_use_day, entry->scenario};
         tier = KVD_TIER_NVME;
     }

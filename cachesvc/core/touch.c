@@ -37,11 +37,12 @@ static void touch_stored(struct kvd_service *service, const struct kept_prompt *
         struct kvd_slot_meta meta;
         kvd_pool_meta(service->pool, slot, &meta);
         seen = (struct use_seen){meta.last_use_day, meta.scenario};
-        stored = !class_expired(service, meta.scenario, meta.last_use_day, meta.created_day);
+        stored = !class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
+                                meta.created_day);
     } else if (found == KVD_INDEX_FOUND) {
         enum kvd_miss_reason why;
         seen = (struct use_seen){entry->last_use_day, entry->scenario};
-        stored = entry_usable(service, entry, &why);
+        stored = entry_usable(service, expiry_clock(service), entry, &why);
     }
     if (stored) {
         touch_block(service, prompt, index, &seen, slot);
