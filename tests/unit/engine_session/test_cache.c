@@ -169,6 +169,70 @@ static void test_generated_blocks(void **state)
     node_down(&n);
 }
 
+/* Text of ids; returns its bytes. */
+static size_t text_of(const struct kvd_tokenizer *tok, const struct kvd_tokens *ids, char *ret,
+                      size_t cap)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < ids->n; i++) {
+        uint32_t bytes = 0;
+        const char *piece = kvd_tokenizer_piece(tok, ids->ids[i], &bytes);
+        assert_true(piece && n + bytes <= cap);
+        memcpy(ret + n, piece, bytes);
+        n += bytes;
+    }
+    return n;
+}
+
+/* Prompts are keyed as they are tokenised. A random model answers with ids that its own tokenizer
+ * would not choose for the same text: the next turn, tokenised from text, hits up to there and not
+ * beyond. */
+static void test_generated_ids_that_tokenise_otherwise(void **state)
+{
+    struct node n;
+    node_up(&n, "otherwise");
+    struct kvd_client *client = client_of(&n);
+    struct kvd_engine *engine = engine_on(client, files.model, &n.log);
+    struct kvd_engine *alone = engine_on(NULL, files.model, NULL);
+    const struct kvd_tokenizer *tok = kvd_engine_model(engine)->tokenizer;
+    char text[8192];
+    size_t bytes = 0;
+    for (int i = 0; i < 30; i++) {
+        bytes +=
+            (size_t)snprintf(text + bytes, sizeof(text) - bytes, "line %d of a long text, ", i);
+    }
+    struct kvd_tokens turn = {0};
+    struct kvd_tokens answer = {0};
+    struct kvd_tokens next = {0};
+    assert_int_equal(kvd_tokenizer_encode(tok, text, bytes, false, &turn), 0);
+    struct kvd_request q = greedy(turn.ids, turn.n, 200);
+    q.sampling.temperature = 1;
+    q.sampling.seed = 9;
+    q.ignore_end = true;
+    (void)run_ok(engine, &q, &answer);
+    bytes += text_of(tok, &answer, text + bytes, sizeof(text) - bytes);
+    assert_int_equal(kvd_tokenizer_encode(tok, text, bytes, false, &next), 0);
+    uint32_t same = 0;
+    while (same < next.n &&
+           next.ids[same] == (same < turn.n ? turn.ids[same] : answer.ids[same - turn.n])) {
+        same++;
+        assert_true(same < turn.n + answer.n); /* they do differ */
+    }
+    assert_true(next.n < 1000 && next.n > same + 64);
+    q = greedy(next.ids, next.n, 2);
+    const struct kvd_request_report r = run_ok(engine, &q, NULL);
+    const struct kvd_request_report none = run_ok(alone, &q, NULL);
+    assert_int_equal(r.hit_tokens, same / 64 * 64);
+    assert_same_bytes(&r, &none);
+    kvd_tokens_fini(&turn);
+    kvd_tokens_fini(&answer);
+    kvd_tokens_fini(&next);
+    kvd_engine_close(&alone);
+    kvd_engine_close(&engine);
+    kvd_client_close(&client);
+    node_down(&n);
+}
+
 /* Another user, another model under the same name: no hit. An unknown scenario: refused. */
 static void test_who_may_hit(void **state)
 {
@@ -272,6 +336,7 @@ static void test_daemon_that_goes_away(void **state)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_a_hit_changes_nothing),
     cmocka_unit_test(test_generated_blocks),
+    cmocka_unit_test(test_generated_ids_that_tokenise_otherwise),
     cmocka_unit_test(test_who_may_hit),
     cmocka_unit_test(test_daemon_that_goes_away),
 };
