@@ -215,13 +215,16 @@ map({key: .name, value: .}) | from_entries
     (("cold", "other_user", "other_weights") | select($s[.].hit_tokens != 0) | "\(.): there must be no hit"),
     (("same_beginning", "engine_restarted") | select($s[.].hit_by_tier.dram == 0) | "\(.): no hit in dram"),
     ("daemon_restarted" | select($s[.].hit_by_tier.nvme == 0) | "\(.): no hit in nvme"),
-    (select(.byte_flipped.hit_tokens >= .daemon_restarted.hit_tokens or .byte_flipped.hit_tokens == 0)
-     | "byte_flipped: the hit is not shorter") ]
+    (select(.daemon_restarted | .hit_tokens != ((.prompt_tokens - 1) / 64 | floor) * 64)
+     | "daemon_restarted: the hit is not all whole blocks of the prompt"),
+    (("same_beginning", "engine_restarted") | select($s[.].hit_tokens < $s.daemon_restarted.hit_tokens - 64)
+     | "\(.): the hit is shorter than the beginning"),
+    (select(.byte_flipped.hit_tokens != $flipped * 64) | "byte_flipped: the hit does not end at the damage") ]
 | .[]'
 
 demo_check() {
     local wrong corrupt
-    wrong=$(jq -rs "$DEMO_CHECKS" "$DEMO_DIR/steps.jsonl")
+    wrong=$(jq -rs --argjson flipped "$DEMO_FLIPPED_BLOCK" "$DEMO_CHECKS" "$DEMO_DIR/steps.jsonl")
     corrupt=$(demo_kvdepot status --json | jq .corrupt) || true
     if [[ $corrupt != 1 ]]; then
         wrong+=$'\n'"byte_flipped: the daemon counts $corrupt corrupt records, not 1"
