@@ -85,10 +85,11 @@ void lease_discharge(struct lease *lease, uint64_t bytes)
     (void)pthread_mutex_unlock(&service->mtx);
 }
 
-void lease_set_slot(struct lease *lease, uint32_t index, struct kvd_slot *slot)
+void lease_set_slot(struct lease *lease, uint32_t index, struct kvd_slot *slot, bool charged)
 {
     KVD_ASSERT(!lease->blocks[index].slot);
     lease->blocks[index].slot = slot;
+    lease->blocks[index].charged = charged;
 }
 
 void lease_drop_slot(struct lease *lease, uint32_t index)
@@ -97,7 +98,8 @@ void lease_drop_slot(struct lease *lease, uint32_t index)
     if (slot) {
         lease->blocks[index].slot = NULL;
         kvd_pool_unpin(lease->session->service->pool, slot);
-        lease_discharge(lease, lease->prompt.space->extent_bytes);
+        lease_discharge(lease,
+                        lease->blocks[index].charged ? lease->prompt.space->extent_bytes : 0);
     }
 }
 
@@ -109,7 +111,7 @@ void lease_drop_slots(struct lease *lease, uint32_t end)
         if (slot) {
             lease->blocks[i].slot = NULL;
             kvd_pool_unpin(lease->session->service->pool, slot);
-            bytes += lease->prompt.space->extent_bytes;
+            bytes += lease->blocks[i].charged ? lease->prompt.space->extent_bytes : 0;
         }
     }
     lease_discharge(lease, bytes);

@@ -188,19 +188,21 @@ static enum load_step load_step_of(struct load_job *job, uint32_t i)
     if (lease->blocks[index].slot && load_try_slot(job, index)) {
         return LOAD_RESIDENT;
     }
-    if (!lease_charge(lease, bytes)) {
-        return LOAD_LATER;
-    }
     struct kvd_addr addr = prompt_addr(&lease->prompt, index);
     struct kvd_slot *slot = kvd_pool_pin(job->service->pool, &addr);
     if (slot) {
-        lease_set_slot(lease, index, slot);
+        bool charged = lease_charge(lease, bytes);
+        if (!charged && !kvd_pool_shared(job->service->pool, slot)) {
+            kvd_pool_unpin(job->service->pool, slot);
+            return LOAD_LATER;
+        }
+        lease_set_slot(lease, index, slot, charged);
         if (load_try_slot(job, index)) {
             return LOAD_RESIDENT;
         }
-        if (!lease_charge(lease, bytes)) {
-            return LOAD_LATER;
-        }
+    }
+    if (!lease_charge(lease, bytes)) {
+        return LOAD_LATER;
     }
     enum load_step step = load_prepare_fetch(job, i);
     if (step != LOAD_FETCH) {
@@ -267,7 +269,7 @@ static bool load_finish_fetch(struct load_job *job, uint32_t i)
         lease_discharge(lease, lease->prompt.space->extent_bytes);
         return false;
     }
-    lease_set_slot(lease, job->first + i, slot);
+    lease_set_slot(lease, job->first + i, slot, true);
     return err == 0 || load_try_slot(job, job->first + i);
 }
 

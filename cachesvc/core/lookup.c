@@ -113,21 +113,24 @@ static void lookup_dram(struct lookup *lu)
     uint64_t bytes = lu->prompt->space->extent_bytes;
     uint32_t n = kvd_pool_pin_chain(pool, lu->addrs + lu->hit, lu->asked - lu->hit, lu->slots);
     uint32_t charged = lease_charge_some(lu->lease, bytes, n);
-    uint32_t kept = 0; /* pins that stay */
+    uint32_t kept = 0; /* charges that stay */
     bool ended = false;
     for (uint32_t i = 0; i < n; i++) {
         struct kvd_slot_meta meta;
         kvd_pool_meta(pool, lu->slots[i], &meta);
         ended = ended || class_expired(lu->service, lu->clock, meta.scenario, meta.last_use_day,
                                        meta.created_day);
+        bool pays = i < charged;
+        bool pin = !ended && (pays || kvd_pool_shared(pool, lu->slots[i]));
         if (!ended) {
             lu->lease->blocks[lu->hit++] =
                 (struct lease_block){.tier = KVD_TIER_DRAM,
-                                     .slot = i < charged ? lu->slots[i] : NULL,
+                                     .slot = pin ? lu->slots[i] : NULL,
+                                     .charged = pays,
                                      .seen = {meta.last_use_day, meta.scenario}};
         }
-        if (!ended && i < charged) {
-            kept++;
+        if (pin) {
+            kept += pays;
         } else {
             kvd_pool_unpin(pool, lu->slots[i]);
         }
@@ -180,7 +183,7 @@ static enum kvd_miss_reason reason_of_first(struct lookup *lu)
     enum kvd_miss_reason why = KVD_MISS_NEVER_SEEN;
     struct kvd_addr addr = {.key = lu->prompt->keys[i], .rank = lu->prompt->rank};
     (void)pthread_mutex_lock(&lu->service->mtx);
-    bool pending = put_pending_locked(lu->service, &addr);
+    bool pending = put_pending_locked(lu->service, &addr, kvd_mono_ns());
     (void)pthread_mutex_unlock(&lu->service->mtx);
     uint8_t found = lu->found[i - lu->indexed_from];
     if (pending) {

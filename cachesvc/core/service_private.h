@@ -142,6 +142,7 @@ struct lease_block {
     struct kvd_place place; /* of the copy below, when it was looked up; segment 0 otherwise */
     struct use_seen seen;
     uint8_t tier; /* enum kvd_tier_id it was counted in */
+    bool charged; /* the slot counts against the limits; not where others pinned it already */
 };
 
 /* A prompt as the service keeps it while a lease or a put lives. */
@@ -215,8 +216,7 @@ bool lease_charge(struct lease *lease, uint64_t bytes);
 /* The same for n times `bytes`: returns how many of them were taken. */
 uint32_t lease_charge_some(struct lease *lease, uint64_t bytes, uint32_t n);
 void lease_discharge(struct lease *lease, uint64_t bytes);
-void lease_set_slot(struct lease *lease, uint32_t index,
-                    struct kvd_slot *slot); /* charged already */
+void lease_set_slot(struct lease *lease, uint32_t index, struct kvd_slot *slot, bool charged);
 void lease_drop_slot(struct lease *lease, uint32_t index);
 void lease_drop_slots(struct lease *lease, uint32_t end); /* of all blocks before `end` */
 struct lease *lease_create(struct kvd_session *session, struct kept_prompt *prompt_taken,
@@ -232,7 +232,7 @@ void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns);
 void lease_end_session(struct kvd_session *session);
 
 /* ---- puts (store.c, writedown.c) ---- */
-bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr);
+bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr, uint64_t now_ns);
 void put_end_session(struct kvd_session *session);
 /* Queues a resident block to be written below dram, and takes a pin of its own for that. false: it
  * was not queued. */

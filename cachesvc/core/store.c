@@ -32,9 +32,8 @@ struct put {
     bool busy; /* lock: service.mtx. A commit is under way */
 };
 
-bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr)
+bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr, uint64_t now_ns)
 {
-    uint64_t now_ns = kvd_mono_ns();
     kvd_list_foreach (is, &service->sessions) {
         struct kvd_session *s = KVD_CONTAINER_OF(is, struct kvd_session, link);
         kvd_list_foreach (ip, &s->puts) {
@@ -156,6 +155,7 @@ static void put_grant_locked(struct put *put, struct kvd_wire_block *results,
                              struct kvd_put_out *out)
 {
     struct kvd_service *service = put->session->service;
+    uint64_t now_ns = kvd_mono_ns();
     bool ended = false;
     for (uint32_t i = 0; i < put->n; i++) {
         struct kvd_addr addr = prompt_addr(&put->prompt, put->first + i);
@@ -163,7 +163,7 @@ static void put_grant_locked(struct put *put, struct kvd_wire_block *results,
         if (results[i].state == KVD_BLOCK_STORED) {
             continue;
         }
-        if (put_pending_locked(service, &addr)) {
+        if (put_pending_locked(service, &addr, now_ns)) {
             results[i].state = KVD_BLOCK_PENDING;
             continue;
         }

@@ -325,6 +325,16 @@ void kvd_pool_pin_again(struct kvd_pool *pool, struct kvd_slot *slot)
     pool_unlock(pool);
 }
 
+bool kvd_pool_shared(struct kvd_pool *pool, struct kvd_slot *slot)
+{
+    const struct pool_slot *s = inside(slot);
+    pool_lock(pool);
+    KVD_ASSERT(s->pins > 0);
+    bool shared = s->pins > 1;
+    pool_unlock(pool);
+    return shared;
+}
+
 void kvd_pool_unpin(struct kvd_pool *pool, struct kvd_slot *slot)
 {
     struct pool_slot *s = inside(slot);

@@ -117,6 +117,9 @@ bool kvd_pool_contains(struct kvd_pool *pool, const struct kvd_addr *addr);
 void kvd_pool_pin_again(struct kvd_pool *pool,
                         struct kvd_slot *slot); /* caller holds a pin already */
 void kvd_pool_unpin(struct kvd_pool *pool, struct kvd_slot *slot);
+/* Whether somebody else pins a slot that the caller pins: then the caller's pin costs nothing more.
+ */
+bool kvd_pool_shared(struct kvd_pool *pool, struct kvd_slot *slot);
 
 /* Of a pinned slot: */
 void kvd_pool_meta(struct kvd_pool *pool, const struct kvd_slot *slot, struct kvd_slot_meta *ret);

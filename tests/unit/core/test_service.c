@@ -381,6 +381,34 @@ static void more_than_a_client_may_pin(void **state)
     rig_fini(&rig);
 }
 
+/* Many requests that begin alike pin the same blocks: that costs once. */
+static void leases_on_the_same_blocks(void **state)
+{
+    (void)state;
+    enum { MANY = 150, LEASES = 10 }; /* 5.3 MiB of 28; ten times that is more than half */
+    struct rig rig;
+    uint32_t tokens[MANY * RIG_BLOCK_TOKENS + 1];
+    uint64_t leases[LEASES];
+    rig_tokens(24, MANY * RIG_BLOCK_TOKENS + 1, tokens);
+    rig_init(&rig, "32MiB", "64MiB");
+    rig_open(&rig, false);
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, MANY), MANY);
+    rig_settle(&rig);
+    for (int i = 0; i < LEASES; i++) {
+        assert_int_equal(rig_match(&rig, "", "chat", tokens, MANY * RIG_BLOCK_TOKENS + 1), MANY);
+        leases[i] = rig.match.lease;
+    }
+    uint64_t pinned = rig_number(&rig, "status", "", "tiers.0.pinned_bytes");
+    assert_in_range(pinned, MANY * rig_block_bytes(), 2 * MANY * rig_block_bytes());
+    assert_int_equal(rig_load(&rig, tokens), MANY); /* the last one, which also ends it */
+    for (int i = 0; i < LEASES; i++) {
+        kvd_service_release(rig.session, leases[i], UINT32_MAX);
+    }
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.pinned_bytes"), 0);
+    assert_int_equal(rig_hit(&rig, "", tokens, MANY * RIG_BLOCK_TOKENS + 1), MANY);
+    rig_fini(&rig);
+}
+
 static void a_client_that_goes_leaves_nothing(void **state)
 {
     (void)state;
@@ -703,6 +731,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(touch_by_the_longer_class),
     cmocka_unit_test(caps_hold_and_say_evicted),
     cmocka_unit_test(more_than_a_client_may_pin),
+    cmocka_unit_test(leases_on_the_same_blocks),
     cmocka_unit_test(a_client_that_goes_leaves_nothing),
     cmocka_unit_test(one_put_at_a_time),
     cmocka_unit_test(refusals),
