@@ -53,6 +53,35 @@ static void options_of_the_daemon(void **state)
     proc_remove_folder(folder);
 }
 
+/* The other side of refusing: the configuration that is shipped is taken, and flags come after it.
+ */
+static void shipped_configuration_is_taken(void **state)
+{
+    (void)state;
+    struct proc p;
+    char folder[256];
+    proc_folder(folder, sizeof(folder));
+    const char *const argv[] = {proc_program("cachesvc/kvdepotd"),
+                                "--config",
+                                getenv("KVD_CONFIG"),
+                                "--dir",
+                                folder,
+                                "--nvme.path",
+                                folder,
+                                "--dram.cap",
+                                "64MiB",
+                                "--nvme.cap",
+                                "64MiB",
+                                "--check-config",
+                                NULL};
+    if (proc_run(&p, argv)) {
+        fail_msg("%s", p.output);
+    }
+    assert_non_null(strstr(p.output, "/run/kvdepot/kvdepotd.sock"));
+    assert_non_null(strstr(p.output, folder));
+    proc_remove_folder(folder);
+}
+
 static void folder_without_rights(void **state)
 {
     (void)state;
@@ -186,9 +215,9 @@ static void nobody_listens(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(options_of_the_daemon), cmocka_unit_test(folder_without_rights),
-    cmocka_unit_test(garbage_on_the_socket), cmocka_unit_test(prompts_and_models),
-    cmocka_unit_test(nobody_listens),
+    cmocka_unit_test(options_of_the_daemon), cmocka_unit_test(shipped_configuration_is_taken),
+    cmocka_unit_test(folder_without_rights), cmocka_unit_test(garbage_on_the_socket),
+    cmocka_unit_test(prompts_and_models),    cmocka_unit_test(nobody_listens),
 };
 
 KVD_TEST_MAIN(tests)
