@@ -74,8 +74,9 @@ struct lookup {
     const struct kept_prompt *prompt; /* the lease's */
     uint32_t asked;
     uint32_t hit;
-    struct kvd_addr *addrs;          /* asked rows */
-    struct kvd_slot **slots;         /* asked rows of scratch */
+    struct kvd_addr *addrs;  /* asked rows */
+    struct kvd_slot **slots; /* asked rows of scratch, as: */
+    struct kvd_slot_use *uses;
     struct kvd_index_entry *entries; /* of blocks from `indexed_from` on */
     uint8_t *found;
     uint32_t indexed_from;
@@ -87,6 +88,7 @@ static void lookup_fini(struct lookup *lu)
 {
     free(lu->addrs);
     free(lu->slots);
+    free(lu->uses);
     free(lu->entries);
     free(lu->found);
 }
@@ -114,20 +116,20 @@ static void lookup_dram(struct lookup *lu)
     uint32_t n = kvd_pool_pin_chain(pool, lu->addrs + lu->hit, lu->asked - lu->hit, lu->slots);
     uint32_t charged = lease_charge_some(lu->lease, bytes, n);
     uint32_t kept = 0; /* charges that stay */
+    kvd_pool_uses(pool, lu->slots, n, lu->uses);
     bool ended = false;
     for (uint32_t i = 0; i < n; i++) {
-        struct kvd_slot_meta meta;
-        kvd_pool_meta(pool, lu->slots[i], &meta);
-        ended = ended || class_expired(lu->service, lu->clock, meta.scenario, meta.last_use_day,
-                                       meta.created_day);
+        const struct kvd_slot_use *use = &lu->uses[i];
+        ended = ended || class_expired(lu->service, lu->clock, use->scenario, use->last_use_day,
+                                       use->created_day);
         bool pays = i < charged;
-        bool pin = !ended && (pays || kvd_pool_shared(pool, lu->slots[i]));
+        bool pin = !ended && (pays || use->shared);
         if (!ended) {
             lu->lease->blocks[lu->hit++] =
                 (struct lease_block){.tier = KVD_TIER_DRAM,
                                      .slot = pin ? lu->slots[i] : NULL,
                                      .charged = pays,
-                                     .seen = {meta.last_use_day, meta.scenario}};
+                                     .seen = {use->last_use_day, use->scenario}};
         }
         if (pin) {
             kept += pays;
@@ -270,7 +272,8 @@ static int lookup_begin(struct lookup *lu, struct kept_prompt *prompt, struct kv
     prompt_fini(prompt);
     lu->addrs = malloc((lu->asked + 1) * sizeof(*lu->addrs));
     lu->slots = malloc((lu->asked + 1) * sizeof(struct kvd_slot *));
-    if (!lu->lease || !lu->addrs || !lu->slots) {
+    lu->uses = malloc((lu->asked + 1) * sizeof(*lu->uses));
+    if (!lu->lease || !lu->addrs || !lu->slots || !lu->uses) {
         return kvd_fail(diag, -ENOMEM, "out of memory");
     }
     lu->prompt = &lu->lease->prompt;

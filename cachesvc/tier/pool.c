@@ -325,6 +325,20 @@ void kvd_pool_pin_again(struct kvd_pool *pool, struct kvd_slot *slot)
     pool_unlock(pool);
 }
 
+void kvd_pool_uses(struct kvd_pool *pool, struct kvd_slot *const *slots, uint32_t n,
+                   struct kvd_slot_use *ret_uses)
+{
+    pool_lock(pool);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kvd_slot_meta *meta = &slots[i]->meta;
+        ret_uses[i] = (struct kvd_slot_use){.last_use_day = meta->last_use_day,
+                                            .created_day = meta->created_day,
+                                            .scenario = meta->scenario,
+                                            .shared = inside(slots[i])->pins > 1};
+    }
+    pool_unlock(pool);
+}
+
 bool kvd_pool_shared(struct kvd_pool *pool, struct kvd_slot *slot)
 {
     const struct pool_slot *s = inside(slot);

@@ -123,6 +123,15 @@ bool kvd_pool_shared(struct kvd_pool *pool, struct kvd_slot *slot);
 
 /* Of a pinned slot: */
 void kvd_pool_meta(struct kvd_pool *pool, const struct kvd_slot *slot, struct kvd_slot_meta *ret);
+/* What a look-up needs of many pinned slots, read under the lock once. */
+struct kvd_slot_use {
+    uint32_t last_use_day;
+    uint32_t created_day;
+    uint16_t scenario;
+    bool shared; /* as kvd_pool_shared */
+};
+void kvd_pool_uses(struct kvd_pool *pool, struct kvd_slot *const *slots, uint32_t n,
+                   struct kvd_slot_use *ret_uses);
 void kvd_pool_set_verified(struct kvd_pool *pool, struct kvd_slot *slot);
 void kvd_pool_set_on_nvme(struct kvd_pool *pool, struct kvd_slot *slot, bool on_nvme);
 void kvd_pool_touch(struct kvd_pool *pool, struct kvd_slot *slot, uint16_t scenario, uint32_t day);
