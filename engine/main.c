@@ -40,6 +40,7 @@ static int set_option(struct kvd_config *config, const char *name, const char *v
 static int start_daemon(struct kvd_engine_app *app, struct kvd_diag *diag, struct embedded *e)
 {
     const struct kvd_engine_cli *cli = &app->cli;
+    const bool listens = cli->socket && *cli->socket;
     int rc = kvd_config_init(&e->config);
     if (rc) {
         return kvd_fail(diag, rc, "the daemon's options: %s", kvd_strerror(rc));
@@ -48,9 +49,8 @@ static int start_daemon(struct kvd_engine_app *app, struct kvd_diag *diag, struc
     rc = set_option(&e->config, "dir", cli->store, "--store", diag);
     rc = rc ? rc : set_option(&e->config, "dram.cap", cli->dram, "--dram", diag);
     rc = rc ? rc : set_option(&e->config, "nvme.cap", cli->nvme, "--nvme", diag);
-    rc = rc ? rc : set_option(&e->config, "socket", cli->socket, "--socket", diag);
+    rc = rc ? rc : set_option(&e->config, "socket", listens ? cli->socket : NULL, "--socket", diag);
     rc = rc ? rc : kvd_config_finish(&e->config, diag);
-    const bool listens = cli->socket && *cli->socket;
     return rc ? rc : kvd_daemon_start(&e->config, false, listens, &app->log, diag, &e->daemon);
 }
 

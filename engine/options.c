@@ -203,7 +203,7 @@ static int check_together(const struct kvd_engine_cli *cli, const bool *given,
             "give one of --prompt, --prompt-file, --tokens-file, --prompt-list, --chat and "
             "--http");
     }
-    if (cli->no_cache && (cli->embedded || cli->socket)) {
+    if (cli->no_cache && (cli->embedded || (cli->socket && *cli->socket))) {
         return kvd_fail(diag, -KVD_E_CONFIG, "--no-cache contradicts --embedded and --socket");
     }
     if ((cli->raw || cli->tokens_file) && cli->system) {

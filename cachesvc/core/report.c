@@ -6,6 +6,7 @@
 
 #include "cachesvc/core/service_private.h"
 #include "proto/base/assert.h"
+#include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
 enum { REPORT_SCHEMA = 1 };
@@ -113,20 +114,23 @@ static json_t *nvme_json(struct kvd_service *s, const struct kvd_tier_stat *st)
 static json_t *scenarios_json(struct kvd_service *s)
 {
     const struct kvd_scenarios *table = s->config->scenarios_table;
-    uint64_t dram[256] = {0};
-    uint64_t nvme[256] = {0};
-    kvd_pool_scenario_bytes(s->pool, dram, 256);
+    uint32_t ids = 1 + UINT16_MAX;
+    KVD_AUTOFREE uint64_t *dram = calloc(ids, sizeof(*dram));
+    KVD_AUTOFREE uint64_t *nvme = calloc(ids, sizeof(*nvme));
+    if (!dram || !nvme) {
+        return NULL;
+    }
+    kvd_pool_scenario_bytes(s->pool, dram, ids);
     if (s->nvme) {
-        s->nvme->ops->scenario_bytes(s->nvme, nvme, 256);
+        s->nvme->ops->scenario_bytes(s->nvme, nvme, ids);
     }
     json_t *rows = json_array();
     for (uint32_t i = 0; i < kvd_scenarios_count(table); i++) {
         const struct kvd_scenario *sc = kvd_scenario_at(table, i);
-        uint16_t id = sc->id < 256 ? sc->id : 0;
         (void)json_array_append_new(rows,
                                     json_pack("{s:s,s:o,s:o,s:o}", "name", sc->name, "retention_s",
-                                              u64(sc->retention_s), "dram_bytes", u64(dram[id]),
-                                              "nvme_bytes", u64(nvme[id])));
+                                              u64(sc->retention_s), "dram_bytes", u64(dram[sc->id]),
+                                              "nvme_bytes", u64(nvme[sc->id])));
     }
     return rows;
 }

@@ -125,7 +125,7 @@ static void embed_row(const struct seat *seat, uint32_t r)
 {
     const struct kvd_graph *g = seat->g;
     const struct kvd_gguf_tensor *t = g->model->embedding;
-    const uint8_t *row = (const uint8_t *)t->data + t->bytes / t->dims[1] * seat->p->tokens[r];
+    const uint8_t *row = g->embedding + t->bytes / t->dims[1] * seat->p->tokens[r];
     float *x = seat->s->x + (size_t)r * g->p.width;
     switch (t->type) {
     case KVD_GGML_Q4_1:

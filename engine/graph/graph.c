@@ -108,6 +108,7 @@ static void lay_weights(struct kvd_graph *g, struct bump *b)
         g->layers[i].ffn_norm = bump_floats(b, g->p.width);
     }
     g->output.packed = bump_take(b, kvd_matrix_bytes(&g->output));
+    g->embedding = bump_take(b, g->model->embedding->bytes);
     g->output_norm = bump_floats(b, g->p.width);
     g->freq = bump_take(b, g->p.head_dim / 2 * sizeof(double));
 }
@@ -186,6 +187,7 @@ static void pack_job(void *user, struct kvd_crew *crew, uint32_t thread)
         if (i == g->p.layers) {
             kvd_matrix_pack(&g->output, g->model->output->data);
             copy_norm(g->output_norm, g->model->output_norm);
+            memcpy(g->embedding, g->model->embedding->data, g->model->embedding->bytes);
             continue;
         }
         struct pair pairs[LAYER_MATRICES];

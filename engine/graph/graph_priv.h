@@ -54,6 +54,8 @@ struct kvd_graph {
     struct graph_layer *layers;
     float *output_norm;
     struct kvd_matrix output;
+    uint8_t
+        *embedding; /* rows as in the file; a copy, as all weights: the file may be written to */
     double *freq;
     struct graph_stream stream; /* KVD_GRAPH_CHUNK_MAX rows, of all threads together */
     struct graph_rows rows;

@@ -74,7 +74,7 @@ static void digest_hex(const void *bytes, uint64_t n, char ret_hex[KVD_DIGEST_HE
     kvd_hex(d.b, sizeof(d.b), ret_hex);
 }
 
-static bool same_file(const struct stat *a, const struct stat *b)
+bool kvd_fingerprint_same_file(const struct stat *a, const struct stat *b)
 {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
            a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec &&
@@ -219,7 +219,8 @@ void kvd_fingerprint_cached(const struct kvd_gguf *gguf, const char *path,
     char entry[PATH_MAX];
     struct stat opened;
     /* The same before and after opening: what is mapped is what `before` speaks of. */
-    bool usable = real && head && stat(path, &opened) == 0 && same_file(before, &opened) &&
+    bool usable = real && head && stat(path, &opened) == 0 &&
+                  kvd_fingerprint_same_file(before, &opened) &&
                   entry_path(cache_dir, real, entry) == 0;
     int head_bytes = usable ? entry_head(real, before, head) : -1;
     if (head_bytes > 0 && cache_load(entry, head, (size_t)head_bytes, ret)) {
@@ -227,7 +228,7 @@ void kvd_fingerprint_cached(const struct kvd_gguf *gguf, const char *path,
     }
     kvd_model_fingerprint(gguf, ret);
     struct stat after;
-    if (head_bytes > 0 && stat(path, &after) == 0 && same_file(before, &after) &&
+    if (head_bytes > 0 && stat(path, &after) == 0 && kvd_fingerprint_same_file(before, &after) &&
         age_ns(before) >= RACY_NS) {
         cache_store(cache_dir, entry, head, (size_t)head_bytes, ret);
     }

@@ -2,10 +2,14 @@
 #ifndef ENGINE_MODEL_FINGERPRINT_H
 #define ENGINE_MODEL_FINGERPRINT_H
 
+#include <stdbool.h>
 #include <sys/stat.h>
 
 #include "engine/model/gguf.h"
 #include "proto/keys/keys.h"
+
+/* Whether two answers of stat are of one file in one state. */
+bool kvd_fingerprint_same_file(const struct stat *a, const struct stat *b);
 
 /*
  * path: the file that `gguf` maps. before: stat of it from before it was opened. cache_dir may be

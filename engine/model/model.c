@@ -356,6 +356,7 @@ void kvd_model_close(struct kvd_model **model)
     }
     kvd_tokenizer_destroy(&m->tokenizer);
     free(m->layers);
+    free(m->path);
     kvd_gguf_close(&m->gguf);
     free(m);
 }
@@ -367,8 +368,11 @@ int kvd_model_open(const char *path, const char *cache_dir, struct kvd_diag *dia
     if (!m) {
         return kvd_fail(diag, -ENOMEM, "no memory");
     }
-    struct stat before;
-    if (stat(path, &before) < 0) {
+    m->path = strdup(path);
+    if (!m->path) {
+        return kvd_fail(diag, -ENOMEM, "no memory");
+    }
+    if (stat(path, &m->file) < 0) {
         int err = errno;
         return kvd_fail(diag, -err, "%s: can't find the model file: %s", path, kvd_strerror(-err));
     }
@@ -384,7 +388,20 @@ int kvd_model_open(const char *path, const char *cache_dir, struct kvd_diag *dia
         return kvd_fail_prefix(diag, r, "%s", path);
     }
     set_name(m, path);
-    kvd_fingerprint_cached(m->gguf, path, &before, cache_dir, &m->weights);
+    kvd_fingerprint_cached(m->gguf, path, &m->file, cache_dir, &m->weights);
     *ret = KVD_TAKE(m);
     return 0;
+}
+
+int kvd_model_check_file(const struct kvd_model *model, struct kvd_diag *diag)
+{
+    struct stat now;
+    if (stat(model->path, &now) == 0 && kvd_fingerprint_same_file(&model->file, &now)) {
+        return 0;
+    }
+    return kvd_fail(
+        diag, -KVD_E_STALE,
+        "%s was written to or replaced while it was being loaded; start again when it is "
+        "whole",
+        model->path);
 }

@@ -7,6 +7,7 @@
 #define ENGINE_MODEL_MODEL_H
 
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "engine/model/gguf.h"
 #include "engine/model/tokenizer.h"
@@ -39,6 +40,8 @@ struct kvd_model {
     struct kvd_model_layer *layers;       /* params.layers rows */
     struct kvd_tokenizer *tokenizer;
     struct kvd_digest weights; /* fingerprint */
+    char *path;                /* of the file */
+    struct stat file;          /* what stat said of it before it was read */
     char name[256];            /* general.name, or the file's name */
 };
 
@@ -48,6 +51,11 @@ struct kvd_model {
 int kvd_model_open(const char *path, const char *cache_dir, struct kvd_diag *diag,
                    struct kvd_model **ret);
 void kvd_model_close(struct kvd_model **model);
+
+/* Whether the file is still the one that was fingerprinted, as far as stat tells: whoever has
+ * copied the weights out of the mapping asks afterwards. -KVD_E_STALE where it was written to or
+ * replaced. */
+int kvd_model_check_file(const struct kvd_model *model, struct kvd_diag *diag);
 
 /* BLAKE2b-256 over names, types, shapes and bytes of all tensors, in name order. */
 void kvd_model_fingerprint(const struct kvd_gguf *gguf, struct kvd_digest *ret);

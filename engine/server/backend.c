@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <sys/random.h>
 
@@ -93,12 +94,33 @@ static uint64_t seed_of(const struct kvd_api_request *request)
     return seed;
 }
 
-static int run(struct kvd_engine *engine, const struct kvd_api_request *request,
+/* A prompt that can't fit, whatever its tokens are, is refused before the one inference thread
+ * spends seconds on them. */
+static int check_bytes(const struct kvd_engine_backend *b, const struct kvd_api_request *request,
+                       struct kvd_diag *diag)
+{
+    const uint32_t context = kvd_engine_context(b->engine);
+    const uint64_t most = (uint64_t)context * b->longest_piece;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < request->n_messages; i++) {
+        bytes += strlen(request->messages[i].content);
+    }
+    return bytes <= most ? 0
+                         : kvd_fail(diag, -KVD_E_TOO_LONG,
+                                    "the messages have %llu bytes; the context holds %u tokens, "
+                                    "which are at most %llu bytes",
+                                    (unsigned long long)bytes, context, (unsigned long long)most);
+}
+
+static int run(const struct kvd_engine_backend *b, const struct kvd_api_request *request,
                const atomic_bool *cancel, struct answer *a, struct kvd_diag *diag,
                struct kvd_request_report *report)
 {
     struct kvd_tokens prompt = {0};
-    int rc = kvd_template_chat(a->tokenizer, request->messages, request->n_messages, &prompt, diag);
+    int rc = check_bytes(b, request, diag);
+    rc =
+        rc ? rc
+           : kvd_template_chat(a->tokenizer, request->messages, request->n_messages, &prompt, diag);
     if (rc == 0) {
         const struct kvd_request q = {
             .prompt = prompt.ids,
@@ -111,7 +133,7 @@ static int run(struct kvd_engine *engine, const struct kvd_api_request *request,
             .scenario = request->scenario ? request->scenario : "chat",
             .cancel = cancel,
         };
-        rc = kvd_engine_run(engine, &q, answer_token, a, NULL, diag, report);
+        rc = kvd_engine_run(b->engine, &q, answer_token, a, NULL, diag, report);
     }
     kvd_tokens_fini(&prompt);
     return rc ? rc : a->error;
@@ -129,7 +151,7 @@ static int generate(void *self, const struct kvd_api_request *request, const ato
                        .user = user};
     struct kvd_diag diag = {0};
     struct kvd_request_report report;
-    const int rc = run(b->engine, request, cancel, &a, &diag, &report);
+    const int rc = run(b, request, cancel, &a, &diag, &report);
     if (rc) {
         return fail_as_http(rc, diag.text, error);
     }
@@ -152,6 +174,14 @@ void kvd_engine_backend_init(struct kvd_engine_backend *backend, struct kvd_engi
     char hex[2 * FINGERPRINT_BYTES + 1];
     kvd_hex(kvd_engine_model(engine)->weights.b, FINGERPRINT_BYTES, hex);
     (void)snprintf(backend->fingerprint, sizeof(backend->fingerprint), "fp_%s", hex);
+    const struct kvd_tokenizer *tokenizer = kvd_engine_model(engine)->tokenizer;
+    backend->longest_piece = 1;
+    for (uint32_t id = 0; id < kvd_tokenizer_vocab(tokenizer); id++) {
+        uint32_t bytes = 0;
+        if (kvd_tokenizer_piece(tokenizer, id, &bytes) && bytes > backend->longest_piece) {
+            backend->longest_piece = bytes;
+        }
+    }
     backend->engine = engine;
     backend->backend = (struct kvd_backend){.model = kvd_engine_model_name(engine),
                                             .fingerprint = backend->fingerprint,

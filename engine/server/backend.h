@@ -36,6 +36,7 @@ struct kvd_backend {
 struct kvd_engine_backend {
     struct kvd_backend backend;
     struct kvd_engine *engine;
+    uint32_t longest_piece; /* bytes of the longest token */
     char fingerprint[32];
 };
 void kvd_engine_backend_init(struct kvd_engine_backend *backend, struct kvd_engine *engine);

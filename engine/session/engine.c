@@ -43,6 +43,8 @@ static int open_parts(struct kvd_engine *engine, const struct kvd_engine_options
                                             .block_tokens = KVD_ENGINE_BLOCK_TOKENS,
                                             .kernels = options->kernels};
     rc = kvd_graph_create(engine->model, &graph, diag, &engine->graph);
+    /* the graph has copied the weights: were they those that the space will be named by? */
+    rc = rc ? rc : kvd_model_check_file(engine->model, diag);
     rc = rc ? rc : make_arena(engine, options, diag);
     if (rc) {
         return rc;

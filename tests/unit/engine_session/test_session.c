@@ -3,6 +3,8 @@
 #include "engine_fixture.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "kvdepot/kvdepot.h"
 
@@ -20,10 +22,51 @@ static int teardown(void **state)
     return 0;
 }
 
+/* Overwrites the second half of a file in place, as a copy onto it would. */
+static void overwrite(const char *path)
+{
+    struct stat st;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    void *junk = calloc(1, (size_t)st.st_size / 2);
+    assert_non_null(junk);
+    memset(junk, 0x55, (size_t)st.st_size / 2);
+    assert_int_equal(pwrite(fd, junk, (size_t)st.st_size / 2, st.st_size / 2), st.st_size / 2);
+    free(junk);
+    assert_int_equal(close(fd), 0);
+}
+
 static struct kvd_engine *plain_engine(void)
 {
     const struct kvd_engine_options options = {.model_path = files.model, .threads = 1};
     return engine_with(&options);
+}
+
+/* What an engine computes with is what it was named by: the file may be written to afterwards, and
+ * a load during which it is written to is refused. */
+static void r_model_file_written_to(void **state)
+{
+    struct folder own;
+    struct kvd_diag diag = {0};
+    struct kvd_model *model = NULL;
+    folder_make(&own, 1024);
+    const struct kvd_engine_options options = {.model_path = own.model, .threads = 1};
+    struct kvd_engine *engine = engine_with(&options);
+    uint32_t ids[200];
+    ids_make(ids, 200, 5);
+    const struct kvd_request q = greedy(ids, 200, 4);
+    const struct kvd_request_report before = run_ok(engine, &q, NULL);
+    assert_int_equal(kvd_model_open(own.model, NULL, &diag, &model), 0);
+    assert_int_equal(kvd_model_check_file(model, &diag), 0);
+    overwrite(own.model);
+    const struct kvd_request_report after = run_ok(engine, &q, NULL);
+    assert_same_bytes(&after, &before);
+    assert_int_equal(kvd_model_check_file(model, &diag), -KVD_E_STALE);
+    assert_non_null(strstr(diag.text, own.model));
+    kvd_model_close(&model);
+    kvd_engine_close(&engine);
+    folder_remove(&own);
 }
 
 /* Threads, kernels, order of pages: none of them changes a byte of logits or KV. */
@@ -317,6 +360,7 @@ static void test_open_refusals(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(r_model_file_written_to),
     cmocka_unit_test(test_nothing_but_the_prompt_decides),
     cmocka_unit_test(test_answer_continues_the_prompt),
     cmocka_unit_test(test_refusals),
