@@ -17,15 +17,16 @@ DEMO_HTTP_PID=
 # ---- coming and going
 
 demo_folder() {
-    local parent=${TMPDIR:-/tmp}
+    local parent=${TMPDIR:-/tmp} filesystem
+    filesystem=$(stat -f -c %T "$parent") || die "there is no folder $parent: set TMPDIR to one"
     # The nvme tier reads past the page cache, which tmpfs has no way of.
-    if [[ $(stat -f -c %T "$parent") == tmpfs ]]; then
+    if [[ $filesystem == tmpfs ]]; then
         parent=/var/tmp
     fi
-    DEMO_DIR=$(mktemp -d "$parent/kvdepot-demo.XXXXXX")
+    DEMO_DIR=$(mktemp -d "$parent/kvdepot-demo.XXXXXX") || die "no folder can be made in $parent: set TMPDIR to another"
     # Containers often have a /dev/shm of 64 MB.
     if (($(df --output=avail -B 1M /dev/shm 2>/dev/null | tail -n 1 || echo 0) > 300)); then
-        DEMO_POOL=/dev/shm/$(basename "$DEMO_DIR").pool
+        DEMO_POOL=/dev/shm/${DEMO_DIR##*/}.pool
     else
         DEMO_POOL=$DEMO_DIR/pool
     fi
@@ -126,26 +127,34 @@ demo_prompts() {
 # demo_flip FILE OFFSET: turns the lowest bit of one byte, on the medium.
 demo_flip() {
     local byte
-    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
-    printf '%b' "$(printf '\\x%02x' $((byte ^ 1)))" |
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1") || die "$1 cannot be read"
+    [[ -n $byte ]] || die "$1 has no byte $2"
+    byte=$(printf '\\x%02x' $((byte ^ 1))) || die "byte $2 of $1 is not a number"
+    printf '%b' "$byte" |
         dd of="$1" bs=1 seek="$2" conv=notrunc,fsync status=none
 }
 
 # The same model with one byte in the middle of its weights changed, under the same name.
 demo_other_weights() {
+    local size
+    size=$(stat -c %s "$DEMO_MODEL") || die "there is no model $DEMO_MODEL"
     cp "$DEMO_MODEL" "$DEMO_DIR/other.gguf"
-    demo_flip "$DEMO_DIR/other.gguf" $(($(stat -c %s "$DEMO_MODEL") / 2))
+    demo_flip "$DEMO_DIR/other.gguf" $((size / 2))
 }
 
 # Damages the stored payload of the first tenant's block DEMO_FLIPPED_BLOCK: the first record in the oldest segment that
 # has this index in its chain (proto/format/FORMAT.md: magic, index at 72, payload from 4096).
 demo_damage_segment() {
-    local segment at
-    segment=$(find "$DEMO_DIR/store/nvme" -name '*.seg' -printf '%T@ %p\n' | sort -n | head -n 1 | cut -d ' ' -f 2-)
+    local segment at index
+    segment=$(find "$DEMO_DIR/store/nvme" -name '*.seg' -printf '%T@ %p\n' | sort -n | sed -n '1s/^[^ ]* //p') ||
+        die "the segments in $DEMO_DIR/store/nvme cannot be listed"
     [[ -n $segment ]] || die "the daemon wrote no segment"
     while IFS=: read -r at _; do
-        if ((at % 4096 == 0)) &&
-            [[ $(od -An -tu4 -j $((at + 72)) -N 4 "$segment") -eq $DEMO_FLIPPED_BLOCK ]]; then
+        if ((at % 4096 != 0)); then
+            continue
+        fi
+        index=$(od -An -tu4 -j $((at + 72)) -N 4 "$segment") || die "$segment cannot be read"
+        if ((index == DEMO_FLIPPED_BLOCK)); then
             demo_flip "$segment" $((at + 4096 + 1000))
             return
         fi
@@ -204,28 +213,56 @@ demo_steps() {
     demo_ask byte_flipped "one byte flipped in a segment" 1 "$DEMO_DIR/reference1.json" "${model[@]}"
 }
 
-# What has to be true of the steps; prints what is not.
+# What has to be true of the steps and of the hit rate that the daemon reports; prints what is not. A number that is
+# not there counts as wrong, too.
 # shellcheck disable=SC2016 # jq's variables
 readonly DEMO_CHECKS='
-map({key: .name, value: .}) | from_entries
-| . as $s
-| [ (.[] | select(.text_sha256 != .reference_sha256 or .logits_sha256 != .reference_logits_sha256)
-     | "\(.name): the answer is not that of an engine without a cache"),
-    (.[] | select(.hit_tokens + .computed_tokens != .prompt_tokens) | "\(.name): hit and computed do not add up"),
-    (("cold", "other_user", "other_weights") | select($s[.].hit_tokens != 0) | "\(.): there must be no hit"),
-    (("same_beginning", "engine_restarted") | select($s[.].hit_by_tier.dram == 0) | "\(.): no hit in dram"),
-    ("daemon_restarted" | select($s[.].hit_by_tier.nvme == 0) | "\(.): no hit in nvme"),
-    (select(.daemon_restarted | .hit_tokens != ((.prompt_tokens - 1) / 64 | floor) * 64)
-     | "daemon_restarted: the hit is not all whole blocks of the prompt"),
-    (("same_beginning", "engine_restarted") | select($s[.].hit_tokens < $s.daemon_restarted.hit_tokens - 64)
-     | "\(.): the hit is shorter than the beginning"),
-    (select(.byte_flipped.hit_tokens != $flipped * 64) | "byte_flipped: the hit does not end at the damage") ]
-| .[]'
+def sum(f): map(f) | add;
+["cold", "same_beginning", "engine_restarted", "daemon_restarted", "other_user", "other_weights",
+ "byte_flipped"] as $names
+| map(.name) as $there
+| . as $list
+| (map({key: .name, value: .}) | from_entries) as $s
+| if ($there | sort) != ($names | sort) then
+      (($names - $there)[] | "\(.): the step is missing"),
+      (($there - $names)[] | "\(.): a step that nobody checks"),
+      (select(($there | length) != ($there | unique | length))
+       | "a step is there twice: \($there)")
+  else
+      ($list[] | select(.text_sha256 != .reference_sha256 or .logits_sha256 != .reference_logits_sha256)
+       | "\(.name): the answer is not that of an engine without a cache"),
+      ($list[] | select(.hit_tokens + .computed_tokens != .prompt_tokens) | "\(.name): hit and computed do not add up"),
+      ($list[] | select(.hit_tokens != (.hit_by_tier | add)) | "\(.name): the tiers do not add up to the hit"),
+      (("cold", "other_user", "other_weights") | select($s[.].hit_tokens != 0) | "\(.): there must be no hit"),
+      (("same_beginning", "engine_restarted") | select($s[.].hit_by_tier.dram > 0 | not) | "\(.): no hit in dram"),
+      (("daemon_restarted", "byte_flipped")
+       | select($s[.].hit_by_tier.dram != 0 or $s[.].hit_by_tier.nvme != $s[.].hit_tokens)
+       | "\(.): the hit is not all from nvme"),
+      ($s.daemon_restarted | select(.hit_tokens != ((.prompt_tokens - 1) / 64 | floor) * 64)
+       | "daemon_restarted: the hit is not all whole blocks of the prompt"),
+      (("same_beginning", "engine_restarted") | select($s[.].hit_tokens < $s.daemon_restarted.hit_tokens - 64)
+       | "\(.): the hit is shorter than the beginning"),
+      ($s.byte_flipped | select(.hit_tokens != $flipped * 64) | "byte_flipped: the hit does not end at the damage"),
+      ($hitrate[0].rows[0] as $row
+       | ($list | sum(.prompt_tokens) | select(. != $row.asked.tokens)
+          | "hitrate: \($row.asked.tokens) tokens asked, the steps say \(.)"),
+         (("dram", "nvme") as $tier
+          | $list | sum(.hit_by_tier[$tier]) | select(. != $row.hit[$tier].tokens)
+          | "hitrate: \($row.hit[$tier].tokens) tokens hit in \($tier), the steps say \(.)"))
+  end'
+
+# How many damaged records the daemon has met.
+demo_corrupt() {
+    demo_kvdepot status --json >"$DEMO_DIR/status.json" || (($? == 1)) || die "kvdepot status failed"
+    jq .corrupt "$DEMO_DIR/status.json"
+}
 
 demo_check() {
     local wrong corrupt
-    wrong=$(jq -rs --argjson flipped "$DEMO_FLIPPED_BLOCK" "$DEMO_CHECKS" "$DEMO_DIR/steps.jsonl")
-    corrupt=$(demo_kvdepot status --json | jq .corrupt) || true
+    demo_kvdepot hitrate --json >"$DEMO_DIR/hitrate.json" || die "kvdepot hitrate failed"
+    wrong=$(jq -rs --argjson flipped "$DEMO_FLIPPED_BLOCK" --slurpfile hitrate "$DEMO_DIR/hitrate.json" \
+        "$DEMO_CHECKS" "$DEMO_DIR/steps.jsonl") || die "jq could not check the steps"
+    corrupt=$(demo_corrupt) || die "the daemon's status cannot be read"
     if [[ $corrupt != 1 ]]; then
         wrong+=$'\n'"byte_flipped: the daemon counts $corrupt corrupt records, not 1"
     fi
@@ -260,10 +297,10 @@ demo_saved() {
 }
 
 demo_json() {
-    jq -s --argjson hitrate "$(demo_kvdepot hitrate --json)" '
+    jq -s --slurpfile hitrate "$DEMO_DIR/hitrate.json" '
         {steps: map({name, prompt_tokens, hit_tokens, computed_tokens, hit_by_tier, ttft_ms, text_sha256,
                      reference_sha256, logits_sha256, reference_logits_sha256}),
-         hitrate: $hitrate}' "$DEMO_DIR/steps.jsonl"
+         hitrate: $hitrate[0]}' "$DEMO_DIR/steps.jsonl"
 }
 
 # A request that begins like the steps did, so that even the first answer shows a hit. demo_curl URL
@@ -297,13 +334,15 @@ demo_how_to_stop() {
 }
 
 demo_show() {
+    local corrupt
+    corrupt=$(demo_corrupt) || die "the daemon's status cannot be read"
     printf '\n'
     demo_table
     printf '\nkvdepot hitrate\n'
     demo_kvdepot hitrate
     printf '\n'
     printf 'Corrupt: %d record, read from the flipped segment, found out by its sum, and served as a miss.\n' \
-        "$(demo_kvdepot status --json | jq .corrupt)"
+        "$corrupt"
     demo_saved
     printf '\n'
     if ((DEMO_KEEP)); then
