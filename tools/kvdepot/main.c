@@ -2,6 +2,7 @@
  * kvdepot: the administrator's command. It asks the daemon through libkvdepot and shows what it
  * answers.
  */
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,7 +49,7 @@ static const struct kvd_command *command_find(const char *name)
     return NULL;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     if (argc < 2) {
         usage(stderr);
@@ -73,4 +74,26 @@ int main(int argc, char **argv)
     (void)fprintf(stderr, "kvdepot: there is no command '%s'\n\n", argv[1]);
     usage(stderr);
     return KVD_EXIT_USAGE;
+}
+
+/*
+ * Whoever reads the output must not take a part of it for all of it. stdio may keep everything back
+ * until now, so only this flush shows whether it arrived.
+ */
+static int output_finish(int status)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) {
+        return status;
+    }
+    (void)fprintf(stderr,
+                  "kvdepot: standard output could not be written%s%s: make room where it goes, or "
+                  "send it elsewhere\n",
+                  errno ? ": " : "", errno ? strerror(errno) : "");
+    return status == KVD_EXIT_OK ? KVD_EXIT_FAILED : status;
+}
+
+int main(int argc, char **argv)
+{
+    return output_finish(run(argc, argv));
 }

@@ -9,11 +9,13 @@ trap 'rm -rf "$work"' EXIT
 passed=0
 failed=0
 
-# run_is STATUS TEXT ARGUMENT…: the command ends with STATUS and says TEXT, on standard error if STATUS isn't 0.
+# run_is STATUS TEXT ARGUMENT…: the command ends with STATUS and says TEXT, on standard error if STATUS isn't 0. Its
+# output goes to $output.
+output=$work/out
 run_is() {
     local wanted=$1 text=$2 rc=0 told=$work/err
     shift 2
-    "$kvdepot" "$@" >"$work/out" 2>"$work/err" || rc=$?
+    "$kvdepot" "$@" >"$output" 2>"$work/err" || rc=$?
     if [[ $wanted == 0 ]]; then
         told=$work/out
     fi
@@ -44,6 +46,14 @@ run_is 3 "kvdepot bench local" bench
 run_is 3 "whole number" bench local --rounds 0
 run_is 1 "name another one with --dir" bench local --daemon /bin/false --dir "$work/none"
 run_is 1 "ended at once" bench local --daemon /bin/false --dir "$work"
+
+# Output that is lost is a failure, and does not hide another one.
+output=/dev/full
+run_is 1 "standard output could not be written: No space left" --help
+run_is 1 "standard output could not be written: No space left" --version
+run_is 1 "standard output could not be written: No space left" status --help
+run_is 3 "there is no command 'nonsense'" nonsense
+output=$work/out
 
 if [[ -z $(find "$work" -name 'kvdepot-bench*') ]]; then
     passed=$((passed + 1))
