@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cachesvc/config/machine.h"
 #include "cachesvc/config/option.h"
@@ -131,6 +132,12 @@ static int read_scenarios(struct kvd_config *config, struct kvd_diag *diag)
     int err = kvd_scenarios_parse(text, bytes, name, diag, &table);
     if (err) {
         return err;
+    }
+    if (!kvd_scenario_by_name(table, "chat", strlen("chat"))) {
+        kvd_scenarios_destroy(&table);
+        return kvd_fail(diag, -KVD_E_CONFIG,
+                        "%s: class chat is missing; engines name it where a request names none",
+                        name);
     }
     kvd_scenarios_destroy(&config->scenarios_table);
     config->scenarios_table = table;

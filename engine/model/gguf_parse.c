@@ -2,8 +2,8 @@
  * Reads a GGUF's header: counts, key-values, tensor descriptions. Nothing here is trusted. Every
  * read goes through a cursor that can't pass the end of the file; counts are held against the bytes
  * that are left before memory is taken for them, so that memory stays below a small multiple of the
- * file's size; sums and products are checked for overflow. Two tensors may share bytes: that is odd
- * but harms nobody.
+ * file's size; sums and products are checked for overflow. No two tensors share bytes, so that
+ * whoever copies them all needs no more than a small multiple of the file either.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -385,6 +385,30 @@ static int tensor_order(const void *a, const void *b)
                             &((const struct kvd_gguf_tensor *)b)->name);
 }
 
+static int place_order(const void *a, const void *b)
+{
+    const uint8_t *x = ((const struct kvd_gguf_tensor *)a)->data;
+    const uint8_t *y = ((const struct kvd_gguf_tensor *)b)->data;
+    return x < y ? -1 : x > y;
+}
+
+/* Leaves the tensors in order of place. */
+static int check_overlap(const struct parser *p)
+{
+    struct kvd_gguf *gguf = p->gguf;
+    qsort(gguf->tensors, gguf->n_tensors, sizeof(*gguf->tensors), place_order);
+    for (uint64_t i = 1; i < gguf->n_tensors; i++) {
+        const struct kvd_gguf_tensor *before = &gguf->tensors[i - 1];
+        const struct kvd_gguf_tensor *t = &gguf->tensors[i];
+        if ((const uint8_t *)before->data + before->bytes > (const uint8_t *)t->data) {
+            return kvd_fail(p->diag, -KVD_E_CORRUPT, "tensors %.*s and %.*s share bytes",
+                            (int)before->name.bytes, before->name.text, (int)t->name.bytes,
+                            t->name.text);
+        }
+    }
+    return 0;
+}
+
 static int sort_tensors(const struct parser *p)
 {
     struct kvd_gguf *gguf = p->gguf;
@@ -414,6 +438,7 @@ static int read_tensors(struct parser *p, uint64_t count)
         }
     }
     int r = place_tensors(p, offsets);
+    r = r < 0 ? r : check_overlap(p);
     return r < 0 ? r : sort_tensors(p);
 }
 

@@ -94,7 +94,9 @@ static void test_scenarios_file(void **state)
     folder_make(&folder);
     make(&c);
     folder_write(&folder, "s.yaml",
-                 "scenarios:\n- {id: 9, name: own, retention: 1d, from: put, nvme: false}\n", path);
+                 "scenarios:\n- {id: 9, name: own, retention: 1d, from: put, nvme: false}\n"
+                 "- {id: 10, name: chat, retention: 1d, from: put, nvme: false}\n",
+                 path);
     set(&c, "scenarios", path);
     assert_int_equal(kvd_config_finish(&c, &diag), 0);
     assert_non_null(kvd_scenario_by_id(c.scenarios_table, 9));
@@ -104,6 +106,10 @@ static void test_scenarios_file(void **state)
     (void)snprintf(say, sizeof(say), "%s:2:8: id is \"0\"", path);
     expect_refusal(&c, say);
     assert_non_null(kvd_scenario_by_id(c.scenarios_table, 9)); /* the old one stays */
+    folder_write(&folder, "nochat.yaml",
+                 "scenarios:\n- {id: 9, name: own, retention: 1d, from: put, nvme: false}\n", path);
+    set(&c, "scenarios", path);
+    expect_refusal(&c, "class chat is missing");
     set(&c, "scenarios", "/nonexistent.yaml");
     expect_refusal(&c, "scenarios: /nonexistent.yaml: cannot be read");
     folder_remove(&folder);

@@ -283,6 +283,11 @@ static void test_tensor_shapes(void **state)
     blob_tensor(&b, "twin", 4, 1, 0, 32);
     blob_data(&b, 64);
     refused(-KVD_E_CORRUPT, "twin is there twice");
+    blob_head(&b, 2, 0);
+    blob_tensor(&b, "long", 9, 1, 0, 0);
+    blob_tensor(&b, "inside", 4, 1, 0, 32);
+    blob_data(&b, 64);
+    refused(-KVD_E_CORRUPT, "tensors long and inside share bytes");
 }
 
 static void test_alignment(void **state)
