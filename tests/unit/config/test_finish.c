@@ -109,7 +109,8 @@ static void test_scenarios_file(void **state)
     folder_write(&folder, "nochat.yaml",
                  "scenarios:\n- {id: 9, name: own, retention: 1d, from: put, nvme: false}\n", path);
     set(&c, "scenarios", path);
-    expect_refusal(&c, "class chat is missing");
+    (void)snprintf(say, sizeof(say), "%s: class chat is missing", path);
+    expect_refusal(&c, say);
     set(&c, "scenarios", "/nonexistent.yaml");
     expect_refusal(&c, "scenarios: /nonexistent.yaml: cannot be read");
     folder_remove(&folder);
