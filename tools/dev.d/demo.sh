@@ -306,7 +306,7 @@ demo_json() {
 # A request that begins like the steps did, so that even the first answer shows a hit. demo_curl URL
 demo_curl() {
     cat <<TEXT
-  jq -n --rawfile text tools/demo/text.txt '{model: "$DEMO_MODEL_NAME", max_tokens: 24,
+  jq -n --rawfile text tools/demo/text.txt '{model: "$DEMO_MODEL_NAME", max_tokens: 24, temperature: 0,
      messages: [{role: "user", content: (\$text + "\nWhat does the ferry carry?")}]}' |
   curl -s $1/v1/chat/completions -H 'Content-Type: application/json' -d @- | jq '.choices[0].message, .usage'
 TEXT
