@@ -163,19 +163,34 @@ static int write_identity(int dir, const char *folder, const struct kvd_identity
                : 0;
 }
 
-int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_identity *ret,
-                      int *ret_lock_fd)
+/* Opens and locks a folder, made where it is missing. */
+static int hold_folder(const char *folder, struct kvd_diag *diag, int *ret_dir, int *ret_lock)
 {
-    KVD_AUTOCLOSE int dir = open_folder(folder, diag);
+    int dir = open_folder(folder, diag);
     if (dir < 0) {
         return dir;
     }
-    KVD_AUTOCLOSE int lock = lock_folder(dir, folder, diag);
+    int lock = lock_folder(dir, folder, diag);
     if (lock < 0) {
+        (void)close(dir);
         return lock;
     }
+    *ret_dir = dir;
+    *ret_lock = lock;
+    return 0;
+}
+
+int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_identity *ret,
+                      int *ret_lock_fd)
+{
+    KVD_AUTOCLOSE int dir = -1;
+    KVD_AUTOCLOSE int lock = -1;
     struct kvd_identity id = {0};
-    int err = read_identity(dir, folder, diag, &id);
+    int err = hold_folder(folder, diag, &dir, &lock);
+    if (err) {
+        return err;
+    }
+    err = read_identity(dir, folder, diag, &id);
     if (err == -ENOENT) {
         randombytes_buf(&id.store, sizeof(id.store));
         randombytes_buf(&id.seed, sizeof(id.seed));
@@ -195,16 +210,14 @@ int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_iden
 int kvd_identity_claim(const char *folder, const struct kvd_identity *identity,
                        struct kvd_diag *diag, int *ret_lock_fd)
 {
-    KVD_AUTOCLOSE int dir = open_folder(folder, diag);
-    if (dir < 0) {
-        return dir;
-    }
-    KVD_AUTOCLOSE int lock = lock_folder(dir, folder, diag);
-    if (lock < 0) {
-        return lock;
-    }
+    KVD_AUTOCLOSE int dir = -1;
+    KVD_AUTOCLOSE int lock = -1;
     struct kvd_identity id = {0};
-    int err = read_identity(dir, folder, diag, &id);
+    int err = hold_folder(folder, diag, &dir, &lock);
+    if (err) {
+        return err;
+    }
+    err = read_identity(dir, folder, diag, &id);
     if (err == -ENOENT) {
         id = *identity;
         id.boot = 0;

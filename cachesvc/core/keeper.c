@@ -19,23 +19,6 @@ static const char row_counters[] = "counters";
 
 /* ---- what is written down ---- */
 
-/* Which models a store has held, by the digest of their space: for people who look into it. */
-static int persist_spaces(struct kvd_service *service)
-{
-    int err = 0;
-    (void)pthread_mutex_lock(&service->mtx);
-    uint32_t n = service->n_spaces;
-    (void)pthread_mutex_unlock(&service->mtx);
-    while (!err && service->n_spaces_saved < n) {
-        const struct service_space *sp =
-            service->spaces[service->n_spaces_saved]; /* never changes */
-        err = kvd_index_row_put(service->index, KVD_INDEX_SPACES, sp->digest.b, KVD_DIGEST_BYTES,
-                                sp->model, (uint32_t)strlen(sp->model), false);
-        service->n_spaces_saved += err == 0;
-    }
-    return err;
-}
-
 static void persist(struct kvd_service *service)
 {
     uint8_t wall[8];
@@ -44,7 +27,6 @@ static void persist(struct kvd_service *service)
     kvd_put_le64(wall, kvd_wall_now_s(&service->wall));
     int err = kvd_index_row_put(service->index, KVD_INDEX_META, row_wall, sizeof(row_wall) - 1,
                                 wall, sizeof(wall), false);
-    err = err ? err : persist_spaces(service);
     err = err ? err : kvd_counting_encode(service->counting, &counters, &n);
     err = err ? err
               : kvd_index_row_put(service->index, KVD_INDEX_META, row_counters,

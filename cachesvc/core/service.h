@@ -38,9 +38,8 @@ struct kvd_store_id kvd_service_store_id(const struct kvd_service *service);
 int kvd_service_pool_fd(struct kvd_service *service); /* read-only; the service's */
 uint64_t kvd_service_pool_bytes(struct kvd_service *service);
 
-/* program is for people. -KVD_E_OVER_QUOTA: client.max reached. */
-int kvd_session_open(struct kvd_service *service, const char *program, int32_t pid, uint32_t uid,
-                     struct kvd_session **ret);
+/* -KVD_E_OVER_QUOTA: client.max reached. */
+int kvd_session_open(struct kvd_service *service, struct kvd_session **ret);
 void kvd_session_end(struct kvd_session **session); /* accepts NULL and a pointer to NULL */
 
 struct kvd_space_opened {

@@ -94,7 +94,6 @@ struct kvd_service {
     pthread_cond_t idle;                      /* a session lost its last reference */
     struct service_space *spaces[SPACES_MAX]; /* lock: mtx; only appended to */
     uint32_t n_spaces;                        /* lock: mtx */
-    uint32_t n_spaces_saved;                  /* owner: the keeper */
     struct kvd_list sessions;                 /* lock: mtx */
     uint32_t n_sessions;    /* lock: mtx. Sessions that were opened and not freed */
     uint64_t staging_bytes; /* lock: mtx */
@@ -115,11 +114,7 @@ struct kvd_session {
     uint32_t magic;
     struct kvd_service *service;
     struct kvd_list link; /* in service.sessions */
-    char program[64];
-    int32_t pid;
-    uint32_t uid;
-    uint32_t refs; /* lock: service.mtx. One of the door, one a job */
-    bool ended;    /* lock: service.mtx */
+    uint32_t refs;        /* lock: service.mtx. One of the door, one a job */
     struct session_space
         spaces[SESSION_SPACES_MAX]; /* owner: the door; rows are constant once made */
     uint32_t n_spaces;

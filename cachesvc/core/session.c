@@ -10,8 +10,7 @@
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
 
-int kvd_session_open(struct kvd_service *service, const char *program, int32_t pid, uint32_t uid,
-                     struct kvd_session **ret)
+int kvd_session_open(struct kvd_service *service, struct kvd_session **ret)
 {
     KVD_MAGIC_CHECK(service, SERVICE_MAGIC);
     struct kvd_session *s = calloc(1, sizeof(*s));
@@ -20,12 +19,9 @@ int kvd_session_open(struct kvd_service *service, const char *program, int32_t p
     }
     KVD_MAGIC_SET(s, SESSION_MAGIC);
     s->service = service;
-    s->pid = pid;
-    s->uid = uid;
     s->refs = 1;
     kvd_list_init(&s->leases);
     kvd_list_init(&s->puts);
-    (void)snprintf(s->program, sizeof(s->program), "%s", program ? program : "");
     (void)pthread_mutex_lock(&service->mtx);
     bool room = service->n_sessions < service->config->client_max;
     if (room) {
@@ -95,7 +91,6 @@ void kvd_session_end(struct kvd_session **session)
     KVD_MAGIC_CHECK(s, SESSION_MAGIC);
     *session = NULL;
     (void)pthread_mutex_lock(&s->service->mtx);
-    s->ended = true;
     kvd_list_remove(&s->link);
     (void)pthread_mutex_unlock(&s->service->mtx);
     lease_end_session(s);
@@ -179,8 +174,7 @@ static int space_register(struct kvd_service *service, const struct kvd_space_de
     (void)pthread_mutex_lock(&service->mtx);
     uint32_t before = service->n_spaces;
     int err = space_register_locked(service, desc, digest, diag, ret);
-    bool fresh = service->n_spaces !=
-                 before; /* the keeper writes its row: the door never waits for the index */
+    bool fresh = service->n_spaces != before;
     (void)pthread_mutex_unlock(&service->mtx);
     if (fresh) {
         kvd_log_info(service->log, "space registered: model %s, %llu bytes a block of %u tokens",

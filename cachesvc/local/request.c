@@ -70,9 +70,7 @@ static const char *hello_handle(struct local_conn *conn, uint64_t id,
         return "speaks another version of the protocol";
     }
     err = local_area_create(&area_fd, &conn->area);
-    err = err ? err
-              : kvd_session_open(conn->local->service, conn->program, conn->pid, conn->uid,
-                                 &conn->session);
+    err = err ? err : kvd_session_open(conn->local->service, &conn->session);
     if (err) {
         local_conn_reply_error(conn, id, err, &diag);
         return err == -KVD_E_OVER_QUOTA ? "too many clients (client.max)"

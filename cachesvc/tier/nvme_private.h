@@ -114,6 +114,8 @@ bool kvd_nvme_is_live(const struct nvme_segment *seg);
 /* Reports a row to the tier's user. */
 int kvd_nvme_report(struct nvme *t, const struct nvme_segment *seg, bool sync);
 
+/* Room for one more row than `used`. -ENOMEM. */
+int kvd_nvme_reserve_row(struct nvme_segment *seg, uint32_t used);
 /* The segment that records of a scenario are appended to now, or NULL. */
 struct nvme_segment *kvd_nvme_appendable(struct nvme *t, uint16_t scenario);
 /* A new one, with room made for it. -KVD_E_BUSY: only segments of the current batch are left to

@@ -124,14 +124,9 @@ static void unlink_file(struct nvme *t, const struct kvd_segment_info *info)
 static int add_row(struct nvme_segment *seg, const struct kvd_record *rec, uint64_t offset,
                    uint32_t extent_bytes)
 {
-    if (seg->n_rows == seg->rows_cap) {
-        uint32_t cap = seg->rows_cap ? 2 * seg->rows_cap : 64;
-        struct kvd_segment_row *rows = realloc(seg->rows, cap * sizeof(*rows));
-        if (!rows) {
-            return -ENOMEM;
-        }
-        seg->rows = rows;
-        seg->rows_cap = cap;
+    int err = kvd_nvme_reserve_row(seg, seg->n_rows);
+    if (err) {
+        return err;
     }
     seg->rows[seg->n_rows++] = (struct kvd_segment_row){.offset = offset,
                                                         .extent_bytes = extent_bytes,

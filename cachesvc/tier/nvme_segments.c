@@ -222,6 +222,21 @@ int kvd_nvme_make_room(struct nvme *t, uint64_t bytes)
     }
 }
 
+int kvd_nvme_reserve_row(struct nvme_segment *seg, uint32_t used)
+{
+    if (used < seg->rows_cap) {
+        return 0;
+    }
+    uint32_t cap = seg->rows_cap ? 2 * seg->rows_cap : 64;
+    struct kvd_segment_row *rows = realloc(seg->rows, cap * sizeof(*rows));
+    if (!rows) {
+        return -ENOMEM;
+    }
+    seg->rows = rows;
+    seg->rows_cap = cap;
+    return 0;
+}
+
 struct nvme_segment *kvd_nvme_appendable(struct nvme *t, uint16_t scenario)
 {
     for (uint32_t i = t->n_table; i > 0; i--) {

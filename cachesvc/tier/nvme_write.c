@@ -87,21 +87,6 @@ static void put_back(struct nvme *t, struct nvme_batch *b, uint32_t first)
     b->n_items = first;
 }
 
-static int reserve_row(struct nvme_segment *seg)
-{
-    if (seg->n_placed < seg->rows_cap) {
-        return 0;
-    }
-    uint32_t cap = seg->rows_cap ? 2 * seg->rows_cap : 64;
-    struct kvd_segment_row *rows = realloc(seg->rows, cap * sizeof(*rows));
-    if (!rows) {
-        return -ENOMEM;
-    }
-    seg->rows = rows;
-    seg->rows_cap = cap;
-    return 0;
-}
-
 static bool has_room(const struct nvme *t, const struct nvme_segment *seg, uint64_t extent_bytes)
 {
     uint64_t footer = kvd_segment_footer_bytes(seg->n_placed + 1);
@@ -156,7 +141,7 @@ static int place(struct nvme *t, struct nvme_batch *b, struct item *item)
     }
     struct nvme_segment *seg = NULL;
     int err = segment_for(t, req, &seg);
-    err = err ? err : reserve_row(seg);
+    err = err ? err : kvd_nvme_reserve_row(seg, seg->n_placed);
     if (err) {
         return err;
     }

@@ -86,7 +86,7 @@ void rig_connect(struct rig *rig, uint8_t weights)
     struct kvd_diag diag = {{0}};
     struct kvd_space_desc desc = rig_space(weights);
     rig_disconnect(rig);
-    assert_int_equal(kvd_session_open(rig->service, "rig", getpid(), getuid(), &rig->session), 0);
+    assert_int_equal(kvd_session_open(rig->service, &rig->session), 0);
     if (kvd_service_space_open(rig->session, &desc, &diag, &rig->space)) {
         fail_msg("%s", diag.text);
     }

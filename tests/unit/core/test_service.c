@@ -605,8 +605,7 @@ static void readers_without_staging(void **state)
     assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
     int n = 0;
     for (; n < MANY && opened.staging_slots; n++) {
-        assert_int_equal(kvd_session_open(rig.service, "reader", getpid(), getuid(), &sessions[n]),
-                         0);
+        assert_int_equal(kvd_session_open(rig.service, &sessions[n]), 0);
         assert_int_equal(kvd_service_space_open(sessions[n], &desc, &diag, &opened), 0);
     }
     assert_int_equal(opened.staging_slots, 0);

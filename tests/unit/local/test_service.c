@@ -67,13 +67,9 @@ uint64_t kvd_service_pool_bytes(struct kvd_service *service)
     return POOL_BYTES;
 }
 
-int kvd_session_open(struct kvd_service *service, const char *program, int32_t pid, uint32_t uid,
-                     struct kvd_session **ret)
+int kvd_session_open(struct kvd_service *service, struct kvd_session **ret)
 {
     struct kvd_session *s = calloc(1, sizeof(*s));
-    (void)program;
-    (void)pid;
-    (void)uid;
     if (!s) {
         return -ENOMEM;
     }
