@@ -16,7 +16,15 @@
 
 enum { IDENTITY_FILE_MAX = 512, IDENTITY_FORMAT = 1 };
 
-static int make_folders(const char *folder, struct kvd_diag *diag)
+/* The name of a new folder must outlive a power cut, or all in it is gone. */
+static int sync_parent(struct kvd_io *io, const char *path)
+{
+    KVD_AUTOCLOSE int fd = io->files->open(io, AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
+    KVD_AUTOCLOSE int parent = fd < 0 ? fd : io->files->open(io, fd, "..", O_RDONLY | O_DIRECTORY);
+    return parent < 0 ? parent : io->files->sync_folder(io, parent);
+}
+
+static int make_folders(struct kvd_io *io, const char *folder, struct kvd_diag *diag)
 {
     char path[PATH_MAX];
     size_t n = strlen(folder);
@@ -31,8 +39,9 @@ static int make_folders(const char *folder, struct kvd_diag *diag)
         }
         char was = *p;
         *p = 0;
-        if (mkdir(path, 0700) && errno != EEXIST) {
-            int err = -errno;
+        int err = io->files->mkdir(io, AT_FDCWD, path);
+        err = err == 0 ? sync_parent(io, path) : err;
+        if (err && err != -EEXIST) {
             return kvd_fail(diag, err, "folder %s can't be made: %s; make it, or name another",
                             path, kvd_strerror(err));
         }
@@ -43,17 +52,16 @@ static int make_folders(const char *folder, struct kvd_diag *diag)
     }
 }
 
-static int open_folder(const char *folder, struct kvd_diag *diag)
+static int open_folder(struct kvd_io *io, const char *folder, struct kvd_diag *diag)
 {
-    int err = make_folders(folder, diag);
+    int err = make_folders(io, folder, diag);
     if (err) {
         return err;
     }
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = io->files->open(io, AT_FDCWD, folder, O_RDONLY | O_DIRECTORY);
     if (fd < 0) {
-        err = -errno;
-        return kvd_fail(diag, err, "folder %s can't be opened: %s; check its rights", folder,
-                        kvd_strerror(err));
+        return kvd_fail(diag, fd, "folder %s can't be opened: %s; check its rights", folder,
+                        kvd_strerror(fd));
     }
     return fd;
 }
@@ -129,21 +137,8 @@ static int read_identity(int dir, const char *folder, struct kvd_diag *diag,
     return parse_identity(text, (size_t)n, folder, diag, ret);
 }
 
-static int write_whole(int fd, const char *text, size_t n)
-{
-    while (n > 0) {
-        ssize_t w = write(fd, text, n);
-        if (w < 0) {
-            return -errno;
-        }
-        text += w;
-        n -= (size_t)w;
-    }
-    return 0;
-}
-
-static int write_identity(int dir, const char *folder, const struct kvd_identity *id,
-                          struct kvd_diag *diag)
+static int write_identity(struct kvd_io *io, int dir, const char *folder,
+                          const struct kvd_identity *id, struct kvd_diag *diag)
 {
     char store[2 * KVD_STORE_ID_BYTES + 1];
     char text[IDENTITY_FILE_MAX];
@@ -153,20 +148,16 @@ static int write_identity(int dir, const char *folder, const struct kvd_identity
                      IDENTITY_FORMAT, store, id->seed, id->boot);
     n += snprintf(text + n, sizeof(text) - (size_t)n, "sum %016" PRIx64 "\n",
                   kvd_sum(text, (uint64_t)n));
-    KVD_AUTOCLOSE int fd =
-        openat(dir, "IDENTITY.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int err = fd < 0 ? -errno : write_whole(fd, text, (size_t)n);
-    if (!err && (fsync(fd) || renameat(dir, "IDENTITY.new", dir, "IDENTITY") || fsync(dir))) {
-        err = -errno;
-    }
+    int err = kvd_io_file_replace(io, dir, "IDENTITY", text, (uint64_t)n);
     return err ? kvd_fail(diag, err, "%s/IDENTITY can't be written: %s", folder, kvd_strerror(err))
                : 0;
 }
 
 /* Opens and locks a folder, made where it is missing. */
-static int hold_folder(const char *folder, struct kvd_diag *diag, int *ret_dir, int *ret_lock)
+static int hold_folder(struct kvd_io *io, const char *folder, struct kvd_diag *diag, int *ret_dir,
+                       int *ret_lock)
 {
-    int dir = open_folder(folder, diag);
+    int dir = open_folder(io, folder, diag);
     if (dir < 0) {
         return dir;
     }
@@ -180,13 +171,13 @@ static int hold_folder(const char *folder, struct kvd_diag *diag, int *ret_dir, 
     return 0;
 }
 
-int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_identity *ret,
-                      int *ret_lock_fd)
+int kvd_identity_open(struct kvd_io *io, const char *folder, struct kvd_diag *diag,
+                      struct kvd_identity *ret, int *ret_lock_fd)
 {
     KVD_AUTOCLOSE int dir = -1;
     KVD_AUTOCLOSE int lock = -1;
     struct kvd_identity id = {0};
-    int err = hold_folder(folder, diag, &dir, &lock);
+    int err = hold_folder(io, folder, diag, &dir, &lock);
     if (err) {
         return err;
     }
@@ -198,7 +189,7 @@ int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_iden
         return err;
     }
     id.boot++;
-    err = write_identity(dir, folder, &id, diag);
+    err = write_identity(io, dir, folder, &id, diag);
     if (err) {
         return err;
     }
@@ -207,13 +198,13 @@ int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_iden
     return 0;
 }
 
-int kvd_identity_claim(const char *folder, const struct kvd_identity *identity,
+int kvd_identity_claim(struct kvd_io *io, const char *folder, const struct kvd_identity *identity,
                        struct kvd_diag *diag, int *ret_lock_fd)
 {
     KVD_AUTOCLOSE int dir = -1;
     KVD_AUTOCLOSE int lock = -1;
     struct kvd_identity id = {0};
-    int err = hold_folder(folder, diag, &dir, &lock);
+    int err = hold_folder(io, folder, diag, &dir, &lock);
     if (err) {
         return err;
     }
@@ -221,7 +212,7 @@ int kvd_identity_claim(const char *folder, const struct kvd_identity *identity,
     if (err == -ENOENT) {
         id = *identity;
         id.boot = 0;
-        err = write_identity(dir, folder, &id, diag);
+        err = write_identity(io, dir, folder, &id, diag);
     } else if (!err && memcmp(&id.store, &identity->store, sizeof(id.store)) != 0) {
         return kvd_fail(
             diag, -KVD_E_WRONG_STORE,

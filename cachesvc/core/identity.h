@@ -16,6 +16,7 @@
 
 #include <stdint.h>
 
+#include "cachesvc/io/io.h"
 #include "proto/base/error.h"
 #include "proto/format/segment.h"
 
@@ -28,12 +29,12 @@ struct kvd_identity {
 /* Makes the folder (with parents) if it is missing, locks it, and reads or draws the identity; boot
  * is raised by one and durable on return. *ret_lock_fd holds the lock until it is closed.
  * -KVD_E_IN_USE, -KVD_E_CORRUPT, -KVD_E_NEWER, errno; diag names the folder and what to do. */
-int kvd_identity_open(const char *folder, struct kvd_diag *diag, struct kvd_identity *ret,
-                      int *ret_lock_fd);
+int kvd_identity_open(struct kvd_io *io, const char *folder, struct kvd_diag *diag,
+                      struct kvd_identity *ret, int *ret_lock_fd);
 
 /* The same for another folder of the same store: marks an unmarked empty one; -KVD_E_WRONG_STORE
  * where it belongs to another. */
-int kvd_identity_claim(const char *folder, const struct kvd_identity *identity,
+int kvd_identity_claim(struct kvd_io *io, const char *folder, const struct kvd_identity *identity,
                        struct kvd_diag *diag, int *ret_lock_fd);
 
 #endif

@@ -157,8 +157,8 @@ int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag)
     struct rows rows = {.service = service};
     int err = kvd_index_row_walk(service->index, KVD_INDEX_SEGMENTS, rows_add, &rows);
     err = err ? kvd_fail(diag, err, "segments in the index can't be read: %s", kvd_strerror(err))
-              : kvd_identity_claim(service->config->nvme_path, &service->identity, diag,
-                                   &service->nvme_lock_fd);
+              : kvd_identity_claim(service->io, service->config->nvme_path, &service->identity,
+                                   diag, &service->nvme_lock_fd);
     err = err ? err : open_nvme(service, &rows, diag);
     free(rows.infos);
     return err ? err : kvd_index_sync(service->index, false);

@@ -108,9 +108,9 @@ static int open_io(struct kvd_service *service, struct kvd_diag *diag)
 
 static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *diag)
 {
-    int err = kvd_identity_open(s->config->dir, diag, &s->identity, &s->lock_fd);
+    int err = open_io(s, diag);
+    err = err ? err : kvd_identity_open(s->io, s->config->dir, diag, &s->identity, &s->lock_fd);
     s->put_id_base = s->identity.boot << 40;
-    err = err ? err : open_io(s, diag);
     err = err ? err : open_index(s, diag);
     err = err ? err : kvd_counting_create(kvd_mono_ns() / KVD_NS_PER_S, &s->counting);
     err = err ? err : kvd_owners_create(&s->owners);

@@ -85,6 +85,18 @@ int kvd_io_run(struct kvd_io *io, struct kvd_io_request *req)
     return req->result;
 }
 
+int kvd_io_transfer(struct kvd_io *io, enum kvd_io_kind kind, int fd, void *buffer, uint64_t bytes,
+                    uint64_t offset)
+{
+    struct kvd_io_request req = {.kind = kind,
+                                 .fd = fd,
+                                 .buffer_index = -1,
+                                 .buffer = buffer,
+                                 .bytes = bytes,
+                                 .offset = offset};
+    return kvd_io_run(io, &req);
+}
+
 void kvd_io_step_begin(struct kvd_io_request *req)
 {
     req->result = 0;

@@ -1,6 +1,9 @@
 /*
  * File I/O of the daemon: one interface, two implementations (io_uring; a pool of threads with
  * pread and pwrite, for places where io_uring is forbidden). Knows nothing of records or tiers.
+ * Everything that the daemon changes on a device, but for RocksDB's own files, passes through here:
+ * data by requests, names and sizes by struct kvd_file_ops. So whoever stands in for a `struct
+ * kvd_io` sees, and can spoil, all of it.
  *
  * Contract
  *   - submit never blocks on the device; it may block briefly while the queue is full.
@@ -55,12 +58,31 @@ struct kvd_io_ops {
     int (*register_region)(struct kvd_io *io, void *base, uint64_t bytes);
 };
 
+/*
+ * Names, sizes and folders of files. Each waits for the device and returns 0 (open: a descriptor)
+ * or a negated errno. `folder` is a descriptor, or AT_FDCWD where name is a whole path. Nothing of
+ * it is durable before sync_folder, or a request of KVD_IO_FDATASYNC for what is inside a file.
+ */
+struct kvd_file_ops {
+    /* flags of open(2); O_CLOEXEC is added, and 0600 is the mode of a new file */
+    int (*open)(struct kvd_io *io, int folder, const char *name, int flags);
+    int (*mkdir)(struct kvd_io *io, int folder, const char *name); /* 0700 */
+    int (*unlink)(struct kvd_io *io, int folder, const char *name);
+    int (*rename)(struct kvd_io *io, int folder, const char *from, const char *to);
+    /* Blocks for the first `bytes`; a success without effect where the file system can't. */
+    int (*allocate)(struct kvd_io *io, int fd, uint64_t bytes);
+    int (*truncate)(struct kvd_io *io, int fd, uint64_t bytes);
+    int (*sync_folder)(struct kvd_io *io, int folder);
+};
+
 extern const struct kvd_io_ops kvd_io_uring;
 extern const struct kvd_io_ops kvd_io_threads;
+extern const struct kvd_file_ops kvd_files_plain; /* of both engines */
 
 /* Every implementation begins with this. */
 struct kvd_io {
     const struct kvd_io_ops *ops;
+    const struct kvd_file_ops *files;
 };
 
 /* Opens by name: "io_uring", "threads", or "auto" (io_uring where it works, else threads). diag
@@ -75,5 +97,13 @@ static inline int kvd_io_submit(struct kvd_io *io, struct kvd_io_request *const 
 
 /* One request, waited for. Not from a callback. */
 int kvd_io_run(struct kvd_io *io, struct kvd_io_request *req);
+/* The same, by its fields. */
+int kvd_io_transfer(struct kvd_io *io, enum kvd_io_kind kind, int fd, void *buffer, uint64_t bytes,
+                    uint64_t offset);
+
+/* A small file, whole: NAME.new is written and made durable, then takes the name's place, durably.
+ * After a power cut there is the old one or the new one. `bytes` is borrowed. */
+int kvd_io_file_replace(struct kvd_io *io, int folder, const char *name, const void *bytes,
+                        uint64_t n);
 
 #endif

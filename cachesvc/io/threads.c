@@ -153,6 +153,7 @@ static int threads_create(uint32_t depth, struct kvd_diag *diag, struct kvd_io *
         return kvd_fail(diag, -ENOMEM, "io threads: no memory");
     }
     t->base.ops = &kvd_io_threads;
+    t->base.files = &kvd_files_plain;
     KVD_MAGIC_SET(t, THREADS_MAGIC);
     (void)pthread_mutex_init(&t->mtx, NULL);
     (void)pthread_cond_init(&t->work, NULL);

@@ -221,6 +221,7 @@ static int uring_create(uint32_t depth, struct kvd_diag *diag, struct kvd_io **r
         return kvd_fail(diag, -ENOMEM, "io_uring: no memory");
     }
     u->base.ops = &kvd_io_uring;
+    u->base.files = &kvd_files_plain;
     u->depth = depth;
     kvd_list_init(&u->waiting);
     int err = open_ring(u, diag);

@@ -112,10 +112,9 @@ static void leave_alone(struct nvme *t, const struct kvd_segment_info *info, con
 
 static void unlink_file(struct nvme *t, const struct kvd_segment_info *info)
 {
-    char name[KVD_SEGMENT_NAME_BYTES];
-    kvd_segment_name(info, name);
-    if (unlinkat(t->root_fd, name, 0) != 0 && errno != ENOENT) {
-        leave_alone(t, info, kvd_strerror(-errno));
+    int err = kvd_segment_file_unlink(t->io, t->root_fd, info);
+    if (err) {
+        leave_alone(t, info, kvd_strerror(err));
     }
 }
 
@@ -191,8 +190,7 @@ static int scan(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_rea
 
 static int sync_file(struct nvme *t, int fd)
 {
-    struct kvd_io_request req = {.kind = KVD_IO_FDATASYNC, .fd = fd, .buffer_index = -1};
-    return kvd_io_run(t->io, &req);
+    return kvd_io_transfer(t->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
 }
 
 /* Reads a segment whose header is good, reports its row and its records, and leaves it SEALED, or
@@ -252,7 +250,7 @@ static int open_and_read_header(struct nvme *t, const struct kvd_segment_info *i
                                 struct opened *o)
 {
     uint64_t size = 0;
-    int err = kvd_segment_file_open(t->root_fd, info, &o->fd);
+    int err = kvd_segment_file_open(t->io, t->root_fd, info, &o->fd);
     err = err ? err : kvd_segment_file_bytes(o->fd, &size, &o->charge_bytes);
     err = err ? err : kvd_segment_reader_init(&o->reader, t->io, o->fd, size);
     /* what will be reported must not go by a power cut after the index has heard of it */
@@ -481,7 +479,7 @@ static int keep_sealed(struct nvme *t, struct nvme_segment *seg)
     KVD_AUTOCLOSE int fd = -1;
     uint64_t size;
     uint64_t charge = 0;
-    int err = kvd_segment_file_open(t->root_fd, &seg->info, &fd);
+    int err = kvd_segment_file_open(t->io, t->root_fd, &seg->info, &fd);
     err = err ? err : kvd_segment_file_bytes(fd, &size, &charge);
     if (err) {
         leave_alone(t, &seg->info, kvd_strerror(err));

@@ -150,8 +150,8 @@ int kvd_nvme_kill(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_reason
         return err;
     }
     seg->appendable = false;
-    if (unlinkat(t->root_fd, name, 0) != 0 && errno != ENOENT) {
-        err = -errno;
+    err = kvd_segment_file_unlink(t->io, t->root_fd, &seg->info);
+    if (err) {
         /* stays DYING, and counted; the next start tries again */
         kvd_log_error(t->log, "nvme: segment %s can't be unlinked: %s", name, kvd_strerror(err));
         return err;
@@ -291,9 +291,7 @@ static int adopt_new(struct nvme *t, const struct kvd_segment_info *info, int fd
 {
     struct nvme_segment *seg = kvd_nvme_add(t, info);
     if (!seg) {
-        char name[KVD_SEGMENT_NAME_BYTES];
-        kvd_segment_name(info, name);
-        (void)unlinkat(t->root_fd, name, 0);
+        (void)kvd_segment_file_unlink(t->io, t->root_fd, info);
         (void)close(fd);
         return -ENOMEM;
     }
@@ -306,9 +304,7 @@ static int adopt_new(struct nvme *t, const struct kvd_segment_info *info, int fd
     seg->end = KVD_SEGMENT_HEADER_BYTES;
     int err = kvd_nvme_report(t, seg, false);
     if (err) {
-        char name[KVD_SEGMENT_NAME_BYTES];
-        kvd_segment_name(info, name);
-        (void)unlinkat(t->root_fd, name, 0);
+        (void)kvd_segment_file_unlink(t->io, t->root_fd, info);
         bury(t, seg);
         return err;
     }
@@ -413,7 +409,7 @@ int kvd_nvme_reader_get_locked(struct nvme *t, struct nvme_segment *seg)
         if (t->open_fds >= NVME_FDS_MAX) {
             close_unused_locked(t);
         }
-        int err = kvd_segment_file_open(t->root_fd, &seg->info, &seg->fd);
+        int err = kvd_segment_file_open(t->io, t->root_fd, &seg->info, &seg->fd);
         if (err == -ENOENT) {
             seg->lost = true;
             t->any_lost = true;

@@ -46,29 +46,18 @@ bool kvd_segment_name_parse(const char *folder, const char *file, struct kvd_seg
     return true;
 }
 
-static int transfer(struct kvd_io *io, enum kvd_io_kind kind, int fd, void *buffer, uint64_t bytes,
-                    uint64_t offset)
-{
-    struct kvd_io_request req = {.kind = kind,
-                                 .fd = fd,
-                                 .buffer_index = -1,
-                                 .buffer = buffer,
-                                 .bytes = bytes,
-                                 .offset = offset};
-    return kvd_io_run(io, &req);
-}
-
-static int open_at(int root_fd, const char *name, int flags, int *ret_fd, bool *ret_direct)
+static int open_at(struct kvd_io *io, int root_fd, const char *name, int flags, int *ret_fd,
+                   bool *ret_direct)
 {
     bool direct = true;
-    int fd = openat(root_fd, name, flags | O_CLOEXEC | O_DIRECT, 0600);
-    if (fd < 0 && errno == EINVAL) { /* this file system has no direct I/O */
+    int fd = io->files->open(io, root_fd, name, flags | O_DIRECT);
+    if (fd == -EINVAL) { /* this file system has no direct I/O */
         direct = false;
         /* where the first try made a file before it was refused, O_EXCL would stand in the way */
-        fd = openat(root_fd, name, (flags & ~O_EXCL) | O_CLOEXEC, 0600);
+        fd = io->files->open(io, root_fd, name, flags & ~O_EXCL);
     }
     if (fd < 0) {
-        return -errno;
+        return fd;
     }
     *ret_fd = fd;
     *ret_direct = direct;
@@ -76,26 +65,16 @@ static int open_at(int root_fd, const char *name, int flags, int *ret_fd, bool *
 }
 
 /* Makes the scenario's folder if it is missing, and its name durable. */
-static int ensure_folder(int root_fd, const char *folder)
+static int ensure_folder(struct kvd_io *io, int root_fd, const char *folder)
 {
-    if (mkdirat(root_fd, folder, 0700) == 0) {
-        return fsync(root_fd) == 0 ? 0 : -errno;
-    }
-    return errno == EEXIST ? 0 : -errno;
+    int err = io->files->mkdir(io, root_fd, folder);
+    return err == 0 ? io->files->sync_folder(io, root_fd) : err == -EEXIST ? 0 : err;
 }
 
-static int sync_folder(int root_fd, const char *folder)
+static int sync_folder(struct kvd_io *io, int root_fd, const char *folder)
 {
-    KVD_AUTOCLOSE int fd = openat(root_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd >= 0 && fsync(fd) == 0 ? 0 : -errno;
-}
-
-static int preallocate(int fd, uint64_t bytes)
-{
-    if (fallocate(fd, 0, 0, (off_t)bytes) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) {
-        return 0;
-    }
-    return -errno;
+    KVD_AUTOCLOSE int fd = io->files->open(io, root_fd, folder, O_RDONLY | O_DIRECTORY);
+    return fd < 0 ? fd : io->files->sync_folder(io, fd);
 }
 
 static int write_header(struct kvd_io *io, int fd, const struct kvd_segment_header *header)
@@ -105,8 +84,8 @@ static int write_header(struct kvd_io *io, int fd, const struct kvd_segment_head
         return -ENOMEM;
     }
     kvd_segment_header_encode(header, page);
-    int err = transfer(io, KVD_IO_WRITE, fd, page, KVD_SEGMENT_HEADER_BYTES, 0);
-    return err ? err : transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    int err = kvd_io_transfer(io, KVD_IO_WRITE, fd, page, KVD_SEGMENT_HEADER_BYTES, 0);
+    return err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
 }
 
 int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info,
@@ -119,16 +98,16 @@ int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_seg
     (void)snprintf(folder, sizeof(folder), "%u", (unsigned)info->scenario);
     KVD_AUTOCLOSE int fd = -1;
     bool direct = false;
-    int err = ensure_folder(root_fd, folder);
-    err = err ? err : open_at(root_fd, name, O_RDWR | O_CREAT | O_EXCL, &fd, &direct);
+    int err = ensure_folder(io, root_fd, folder);
+    err = err ? err : open_at(io, root_fd, name, O_RDWR | O_CREAT | O_EXCL, &fd, &direct);
     if (err) {
         return err;
     }
-    err = preallocate(fd, prealloc_bytes);
+    err = io->files->allocate(io, fd, prealloc_bytes);
     err = err ? err : write_header(io, fd, header);
-    err = err ? err : sync_folder(root_fd, folder);
+    err = err ? err : sync_folder(io, root_fd, folder);
     if (err) {
-        (void)unlinkat(root_fd, name, 0);
+        (void)io->files->unlink(io, root_fd, name);
         return err;
     }
     *ret_fd = kvd_take_fd(&fd);
@@ -136,12 +115,21 @@ int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_seg
     return 0;
 }
 
-int kvd_segment_file_open(int root_fd, const struct kvd_segment_info *info, int *ret_fd)
+int kvd_segment_file_open(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info,
+                          int *ret_fd)
 {
     char name[KVD_SEGMENT_NAME_BYTES];
     bool direct;
     kvd_segment_name(info, name);
-    return open_at(root_fd, name, O_RDWR | O_NOFOLLOW, ret_fd, &direct);
+    return open_at(io, root_fd, name, O_RDWR | O_NOFOLLOW, ret_fd, &direct);
+}
+
+int kvd_segment_file_unlink(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info)
+{
+    char name[KVD_SEGMENT_NAME_BYTES];
+    kvd_segment_name(info, name);
+    int err = io->files->unlink(io, root_fd, name);
+    return err == -ENOENT ? 0 : err;
 }
 
 int kvd_segment_file_seal(struct kvd_io *io, int fd, const struct kvd_segment_row *rows,
@@ -153,14 +141,12 @@ int kvd_segment_file_seal(struct kvd_io *io, int fd, const struct kvd_segment_ro
         return -ENOMEM;
     }
     kvd_segment_footer_encode(rows, n_rows, buf);
-    int err = transfer(io, KVD_IO_WRITE, fd, buf, bytes, end);
+    int err = kvd_io_transfer(io, KVD_IO_WRITE, fd, buf, bytes, end);
     /* first the footer, then the cut: a file that is cut but has no footer has lost nothing either,
      * but one with both is read without a scan */
-    err = err ? err : transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
-    if (!err && ftruncate(fd, (off_t)(end + bytes)) != 0) {
-        err = -errno;
-    }
-    return err ? err : transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    err = err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    err = err ? err : io->files->truncate(io, fd, end + bytes);
+    return err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
 }
 
 int kvd_segment_file_bytes(int fd, uint64_t *ret_size, uint64_t *ret_charge_bytes)
@@ -217,7 +203,7 @@ void kvd_segment_reader_fini(struct kvd_segment_reader *r)
 static int read_at(struct kvd_segment_reader *r, uint64_t offset, uint64_t bytes)
 {
     int err = reader_grow(r, bytes);
-    return err ? err : transfer(r->io, KVD_IO_READ, r->fd, r->buf, bytes, offset);
+    return err ? err : kvd_io_transfer(r->io, KVD_IO_READ, r->fd, r->buf, bytes, offset);
 }
 
 int kvd_segment_reader_header(struct kvd_segment_reader *r, struct kvd_segment_header *ret,

@@ -28,7 +28,11 @@ int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_seg
                             int *ret_fd, bool *ret_direct);
 
 /* Opens for reading and writing, direct where that works. */
-int kvd_segment_file_open(int root_fd, const struct kvd_segment_info *info, int *ret_fd);
+int kvd_segment_file_open(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info,
+                          int *ret_fd);
+
+/* Removes the name; a missing one is no error. */
+int kvd_segment_file_unlink(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info);
 
 /* Footer at `end`, then the file is cut there; both are durable when this returns. */
 int kvd_segment_file_seal(struct kvd_io *io, int fd, const struct kvd_segment_row *rows,

@@ -33,10 +33,31 @@ static int kvd_test_skipped __attribute__((unused));
         skip();                                                                                    \
     } while (0)
 
+/* Tests whose name is `only` (all, where that is NULL), and tells cmocka to leave out the others.
+ */
+static int __attribute__((unused))
+kvd_test_select(const struct CMUnitTest *tests, int n, const char *only)
+{
+    int selected = 0;
+    for (int i = 0; i < n; i++) {
+        selected += !only || strcmp(tests[i].name, only) == 0;
+    }
+    if (only) {
+        cmocka_set_test_filter(only);
+    }
+    return selected;
+}
+
+/* An argument names the one test to run. */
 #define KVD_TEST_MAIN(tests)                                                                       \
-    int main(void)                                                                                 \
+    int main(int argc, char **argv)                                                                \
     {                                                                                              \
-        const int total_ = (int)(sizeof(tests) / sizeof((tests)[0]));                              \
+        const int total_ = kvd_test_select((tests), (int)(sizeof(tests) / sizeof((tests)[0])),     \
+                                           argc > 1 ? argv[1] : NULL);                             \
+        if (total_ == 0) {                                                                         \
+            (void)fprintf(stderr, "%s has no test %s\n", argv[0], argv[1]);                        \
+            return 2;                                                                              \
+        }                                                                                          \
         const int failed_ = cmocka_run_group_tests((tests), NULL, NULL);                           \
         (void)printf("%d passed, %d failed, %d skipped\n", total_ - failed_ - kvd_test_skipped,    \
                      failed_, kvd_test_skipped);                                                   \

@@ -5,8 +5,9 @@
 source "$ROOT/tools/dev.d/test.sh"
 
 readonly LONG_SUITES='
-tsan    unit tests under ThreadSanitizer
-fuzz    every fuzz target for some seconds each (default 60), under the sanitizers
+tsan         unit tests under ThreadSanitizer
+fuzz         every fuzz target for some seconds each (default 60), under the sanitizers
+protections  takes out each protection of proto/base/protections.def, or the named ones, and shows that its test fails
 '
 
 long_tsan() {
@@ -44,6 +45,50 @@ long_fuzz() {
     test_close "$passed $failed 0"
 }
 
+# protections_rows: a line for each row of the table: name, kind, meson test, test function, text, parted by tabs.
+protections_rows() {
+    sed -nE 's/^KVD_PROTECTION\(([A-Z0-9_]+), ([0-9]+), "([^"]+)", "([^"]+)", "([^"]+)"\)$/\1\t\2\t\3\t\4\t\5/p' \
+        "$ROOT/proto/base/protections.def"
+}
+
+# protections_try NAME TEST FUNCTION: runs one test with one protection taken out (NAME may be empty: none is). The
+# outcome is "passed", "failed" (also where it crashed or hung), or "no such test".
+protections_try() {
+    local log=$ROOT/build-takeout/meson-logs/testlog.json rc=0
+    rm -f "$log"
+    KVD_TAKE_OUT=$1 meson test -C "$ROOT/build-takeout" --no-rebuild "$2" --test-args "$3" \
+        >"$ROOT/build-takeout/protections.log" 2>&1 || rc=$?
+    if [[ ! -s $log ]] || jq -e '(.stderr // "") | test("has no test")' "$log" >"$ROOT/build-takeout/jq.log"; then
+        printf 'no such test\n'
+    elif ((rc == 0)); then
+        printf 'passed\n'
+    else
+        printf 'failed\n'
+    fi
+}
+
+long_protections() {
+    local name kind test function text with without passed=0 failed=0 wanted=" $* "
+    export KVD_REQUIRE=model
+    setup_configure build-takeout gcc -Dbuildtype=debugoptimized -Db_ndebug=false -Dtake_out=true
+    setup_build build-takeout
+    printf '%-28s %-4s %-36s %-12s %s\n' protection kind test 'in place' 'taken out'
+    while IFS=$'\t' read -r name kind test function text; do
+        if (($# > 0)) && [[ $wanted != *" $name "* ]]; then
+            continue
+        fi
+        with=$(protections_try '' "$test" "$function")
+        without=$(protections_try "$name" "$test" "$function")
+        printf '%-28s %-4s %-36s %-12s %s\n' "$name" "$kind" "$function" "$with" "$without"
+        if [[ $with == passed && $without == failed ]]; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+        fi
+    done < <(protections_rows)
+    test_close "$passed $failed 0"
+}
+
 dev_long() {
     local suite=${1:-}
     if [[ -z $suite ]]; then
@@ -53,7 +98,7 @@ dev_long() {
     if ! grep -q "^$suite " <<<"$LONG_SUITES"; then
         die "there is no long suite '$suite'; tools/dev long lists them"
     fi
-    if [[ -n ${2:-} && ! $2 =~ ^[1-9][0-9]{0,5}$ ]]; then
+    if [[ $suite == fuzz && -n ${2:-} && ! $2 =~ ^[1-9][0-9]{0,5}$ ]]; then
         die "'$2' is not a number of seconds"
     fi
     setup_packages build check
