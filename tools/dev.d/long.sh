@@ -68,12 +68,12 @@ protections_try() {
 }
 
 long_protections() {
-    local name kind test function text with without passed=0 failed=0 wanted=" $* "
+    local name kind test function with without passed=0 failed=0 wanted=" $* "
     export KVD_REQUIRE=model
     setup_configure build-takeout gcc -Dbuildtype=debugoptimized -Db_ndebug=false -Dtake_out=true
     setup_build build-takeout
     printf '%-28s %-4s %-36s %-12s %s\n' protection kind test 'in place' 'taken out'
-    while IFS=$'\t' read -r name kind test function text; do
+    while IFS=$'\t' read -r name kind test function _; do
         if (($# > 0)) && [[ $wanted != *" $name "* ]]; then
             continue
         fi

@@ -517,8 +517,10 @@ static void test_fetch_during_eviction(void **state)
 
 static void faulty_init(struct faulty *f, struct world *w, enum kvd_io_kind kind, int nth)
 {
-    *f = (struct faulty){
-        .base = {.ops = &faulty_ops}, .inner = w->io, .kind = kind, .fail_nth = nth};
+    *f = (struct faulty){.base = {.ops = &faulty_ops, .files = &kvd_files_plain},
+                         .inner = w->io,
+                         .kind = kind,
+                         .fail_nth = nth};
     w->io = &f->base;
 }
 
