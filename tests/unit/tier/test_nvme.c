@@ -5,31 +5,10 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "fault_io.h"
 #include "nvme_world.h"
 
 enum { KIB = 1024, RECORD = 200 * KIB };
-
-/* ---- an engine that fails where a test says ---- */
-
-struct faulty {
-    struct kvd_io base;
-    struct kvd_io *inner;
-    enum kvd_io_kind kind; /* that fails */
-    int fail_nth;          /* counted down at each of that kind; fails at 0; negative: never */
-};
-
-static int faulty_submit(struct kvd_io *io, struct kvd_io_request *const *reqs, uint32_t n)
-{
-    struct faulty *f = KVD_CONTAINER_OF(io, struct faulty, base);
-    for (uint32_t i = 0; i < n; i++) {
-        if (reqs[i]->kind == f->kind && f->fail_nth >= 0 && f->fail_nth-- == 0) {
-            reqs[i]->fd = 1000000; /* EBADF, on the engine's thread like any failure */
-        }
-    }
-    return f->inner->ops->submit(f->inner, reqs, n);
-}
-
-static const struct kvd_io_ops faulty_ops = {.name = "faulty", .submit = faulty_submit};
 
 /* ---- both engines ---- */
 
@@ -67,6 +46,7 @@ static int setup_threads(void **state)
 static int teardown(void **state)
 {
     struct world *w = *state;
+    fault_clear();
     world_fini(w);
     kvd_io_close(&w->io);
     free(w);
@@ -515,33 +495,21 @@ static void test_fetch_during_eviction(void **state)
 
 /* ---- devices that fail ---- */
 
-static void faulty_init(struct faulty *f, struct world *w, enum kvd_io_kind kind, int nth)
-{
-    *f = (struct faulty){.base = {.ops = &faulty_ops, .files = &kvd_files_plain},
-                         .inner = w->io,
-                         .kind = kind,
-                         .fail_nth = nth};
-    w->io = &f->base;
-}
-
-static void faulty_fini(struct faulty *f, struct world *w)
-{
-    world_close(w);
-    w->io = f->inner;
-}
-
 /* One write of six fails. The others are stored, the segment is sealed around the hole, and a
  * start without rows finds exactly the others. */
 static void test_failed_write(void **state)
 {
     struct world *w = *state;
-    struct faulty f;
-    faulty_init(&f, w, KVD_IO_WRITE, 3); /* the first is the header's */
     world_open(w);
+    (void)fault_add(&(struct fault){/* the first is the header's */
+                                    .op = FAULT_WRITE,
+                                    .kind = FAULT_FAIL,
+                                    .skip = 3,
+                                    .times = 1});
     int results[6];
     world_store(w, 1, 6, 1, RECORD, results);
     for (int i = 0; i < 6; i++) {
-        assert_int_equal(results[i], i == 2 ? -EBADF : 0);
+        assert_int_equal(results[i], i == 2 ? -EIO : 0);
         if (i != 2) {
             assert_int_equal(world_fetch(w, (uint64_t)i + 1), 0);
         }
@@ -553,7 +521,7 @@ static void test_failed_write(void **state)
     assert_int_equal(stat_of(w).failed_writes, 1);
     world_store(w, 7, 1, 1, RECORD, NULL);
     assert_true(w->shared->places[7].segment != w->shared->places[1].segment);
-    faulty_fini(&f, w);
+    world_close(w);
 
     w->forget_rows = true;
     world_open(w);
@@ -567,19 +535,17 @@ static void test_failed_write(void **state)
 static void test_failed_sync(void **state)
 {
     struct world *w = *state;
-    struct faulty f;
-    faulty_init(&f, w, KVD_IO_FDATASYNC, -1);
     world_open(w);
     world_store(w, 1, 2, 1, RECORD, NULL);
-    f.fail_nth = 0;
+    (void)fault_add(&(struct fault){.op = FAULT_FDATASYNC, .kind = FAULT_FAIL, .times = 1});
     int results[3];
     world_store(w, 3, 3, 1, RECORD, results);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(results[i], -EBADF);
+        assert_int_equal(results[i], -EIO);
     }
     assert_int_equal(world_fetch(w, 1), 0);
     world_store(w, 6, 1, 1, RECORD, NULL);
-    faulty_fini(&f, w);
+    world_close(w);
 
     w->forget_rows = true;
     world_open(w);
@@ -592,18 +558,16 @@ static void test_failed_sync(void **state)
 static void test_failed_header_leaves_nothing(void **state)
 {
     struct world *w = *state;
-    struct faulty f;
-    faulty_init(&f, w, KVD_IO_WRITE, 0);
     world_open(w);
+    (void)fault_add(&(struct fault){.op = FAULT_WRITE, .kind = FAULT_FAIL, .times = 1});
     int result;
     unsigned files;
     world_store(w, 1, 1, 1, RECORD, &result);
-    assert_int_equal(result, -EBADF);
+    assert_int_equal(result, -EIO);
     (void)world_disk_bytes(w, &files);
     assert_int_equal(files, 0);
     assert_int_equal(stat_of(w).used_bytes, 0);
     world_store(w, 2, 1, 1, RECORD, NULL);
-    faulty_fini(&f, w);
 }
 
 /* A file system that is smaller than the cap, and that somebody else fills. Runs in a child with a
