@@ -51,14 +51,14 @@ protections_rows() {
         "$ROOT/proto/base/protections.def"
 }
 
-# protections_try NAME TEST FUNCTION: runs one test with one protection taken out (NAME may be empty: none is). The
-# outcome is "passed", "failed" (also where it crashed or hung), or "no such test".
+# protections_try NAME TEST FUNCTION LOG: runs one test with one protection taken out (none where NAME is empty). Prints
+# "passed", "failed" (also where it crashed or hung), or "no such test".
 protections_try() {
-    local log=$ROOT/build-takeout/meson-logs/testlog.json rc=0
+    local log=$ROOT/build-takeout/meson-logs/$4.json rc=0
     rm -f "$log"
-    KVD_TAKE_OUT=$1 meson test -C "$ROOT/build-takeout" --no-rebuild "$2" --test-args "$3" \
-        >"$ROOT/build-takeout/protections.log" 2>&1 || rc=$?
-    if [[ ! -s $log ]] || jq -e '(.stderr // "") | test("has no test")' "$log" >"$ROOT/build-takeout/jq.log"; then
+    KVD_TAKE_OUT=$1 meson test -C "$ROOT/build-takeout" --no-rebuild --logbase "$4" "$2" --test-args "$3" \
+        >"$ROOT/build-takeout/meson-logs/$4.out" 2>&1 || rc=$?
+    if [[ ! -s $log ]] || jq -e '(.stderr // "") | test("has no test")' "$log" >"$log.jq"; then
         printf 'no such test\n'
     elif ((rc == 0)); then
         printf 'passed\n'
@@ -67,26 +67,39 @@ protections_try() {
     fi
 }
 
+# protections_row NAME KIND TEST FUNCTION: the row's line of the table, into build-takeout/rows/NAME.
+protections_row() {
+    local with without
+    with=$(protections_try '' "$3" "$4" "$1-in")
+    without=$(protections_try "$1" "$3" "$4" "$1-out")
+    printf '%-32s %-4s %-52s %-12s %s\n' "$1" "$2" "$4" "$with" "$without" >"$ROOT/build-takeout/rows/$1"
+}
+
 long_protections() {
-    local name kind test function with without passed=0 failed=0 wanted=" $* "
+    local name kind test function failed wanted=" $* "
+    local -a names=()
     export KVD_REQUIRE=model
     setup_configure build-takeout gcc -Dbuildtype=debugoptimized -Db_ndebug=false -Dtake_out=true
     setup_build build-takeout
-    printf '%-28s %-4s %-36s %-12s %s\n' protection kind test 'in place' 'taken out'
+    rm -rf "$ROOT/build-takeout/rows"
+    mkdir -p "$ROOT/build-takeout/rows" "$ROOT/build-takeout/meson-logs"
     while IFS=$'\t' read -r name kind test function _; do
         if (($# > 0)) && [[ $wanted != *" $name "* ]]; then
             continue
         fi
-        with=$(protections_try '' "$test" "$function")
-        without=$(protections_try "$name" "$test" "$function")
-        printf '%-28s %-4s %-36s %-12s %s\n' "$name" "$kind" "$function" "$with" "$without"
-        if [[ $with == passed && $without == failed ]]; then
-            passed=$((passed + 1))
-        else
-            failed=$((failed + 1))
-        fi
+        names+=("$name")
+        while (($(jobs -rp | wc -l) >= 2)); do
+            wait -n
+        done
+        protections_row "$name" "$kind" "$test" "$function" &
     done < <(protections_rows)
-    test_close "$passed $failed 0"
+    wait
+    printf '%-32s %-4s %-52s %-12s %s\n' protection kind test 'in place' 'taken out'
+    for name in "${names[@]}"; do
+        cat "$ROOT/build-takeout/rows/$name"
+    done | tee "$ROOT/build-takeout/protections.txt"
+    failed=$(awk '!/ passed +failed$/ { n++ } END { print n + 0 }' "$ROOT/build-takeout/protections.txt")
+    test_close "$((${#names[@]} - failed)) $failed 0"
 }
 
 dev_long() {
