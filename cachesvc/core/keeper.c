@@ -99,7 +99,7 @@ static void expire_slot(struct kvd_slot *slot, void *user)
         return;
     }
     kvd_pool_remove(service->pool, slot);
-    if (!meta.on_nvme) {
+    if (!meta.nvme_segment) {
         ghost_submit(service, &meta, KVD_GONE_EXPIRED);
     }
 }

@@ -247,7 +247,7 @@ static int load_take_fetched(struct load_job *job, uint32_t i)
                                  .put_id = rec.put_id,
                                  .header_bytes = header_bytes,
                                  .payload_bytes = (uint32_t)rec.raw_bytes,
-                                 .on_nvme = true};
+                                 .nvme_segment = b->fetch.place.segment};
     return kvd_pool_publish(service->pool, b->fresh, &meta);
 }
 

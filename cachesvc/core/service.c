@@ -38,7 +38,7 @@ void ghost_submit(struct kvd_service *service, const struct kvd_slot_meta *meta,
 /* lock: the pool's. */
 static void evicted(const struct kvd_slot_meta *meta, void *user)
 {
-    if (!meta->on_nvme) {
+    if (!meta->nvme_segment) {
         ghost_submit(user, meta, KVD_GONE_EVICTED);
     }
 }

@@ -7,6 +7,7 @@
 
 #include "cachesvc/core/service_private.h"
 #include "proto/base/bytes.h"
+#include "proto/base/protect.h"
 
 struct writedown {
     struct kvd_store_request req;
@@ -14,10 +15,10 @@ struct writedown {
     struct kvd_slot *slot;
 };
 
-static void writedown_end(struct writedown *w, bool on_nvme)
+static void writedown_end(struct writedown *w, bool stored)
 {
-    if (on_nvme) {
-        kvd_pool_set_on_nvme(w->service->pool, w->slot, true);
+    if (stored) {
+        kvd_pool_set_nvme_segment(w->service->pool, w->slot, w->req.place.segment);
     } else {
         atomic_fetch_add(&w->service->counts.write_failures, 1);
     }
@@ -101,13 +102,21 @@ bool writedown_submit(struct kvd_service *service, struct kvd_slot *slot)
     return queued;
 }
 
+/* A copy goes with its segment: evicted, expired or lost, while the block stays in dram. */
+static bool has_copy(struct kvd_service *service, const struct kvd_slot_meta *meta)
+{
+    return meta->nvme_segment &&
+           (!KVD_PROTECT(COPY_IS_LIVE) ||
+            service->nvme->ops->live(service->nvme, meta->nvme_segment, NULL));
+}
+
 void writedown_if_missing(struct kvd_service *service, struct kvd_slot *slot)
 {
     struct kvd_slot_meta meta;
     kvd_pool_meta(service->pool, slot, &meta);
     const struct kvd_scenario *sc =
         kvd_scenario_by_id(service->config->scenarios_table, meta.scenario);
-    if (service->nvme && !meta.on_nvme && sc && sc->nvme) {
+    if (service->nvme && sc && sc->nvme && !has_copy(service, &meta)) {
         (void)writedown_submit(service, slot); /* a full queue: the next use tries again */
     }
 }

@@ -381,11 +381,11 @@ void kvd_pool_set_verified(struct kvd_pool *pool, struct kvd_slot *slot)
     pool_unlock(pool);
 }
 
-void kvd_pool_set_on_nvme(struct kvd_pool *pool, struct kvd_slot *slot, bool on_nvme)
+void kvd_pool_set_nvme_segment(struct kvd_pool *pool, struct kvd_slot *slot, uint64_t segment)
 {
     pool_lock(pool);
     KVD_ASSERT(inside(slot)->pins > 0);
-    __atomic_store_n(&slot->meta.on_nvme, on_nvme, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->meta.nvme_segment, segment, __ATOMIC_RELAXED);
     if (inside(slot)->state == POOL_SLOT_READY) {
         pool_file_slot_meta(pool, inside(slot));
     }

@@ -52,9 +52,10 @@ struct kvd_addr {
 struct kvd_slot_meta {
     struct kvd_addr addr; /* of the record's only block (the dram tier keeps one block a slot) */
     struct kvd_group_id group;
-    uint32_t index;    /* in the chain */
-    uint16_t scenario; /* the longest class that used it */
-    bool on_nvme;      /* a copy is indexed below: evicting loses nothing */
+    uint32_t index;        /* in the chain */
+    uint16_t scenario;     /* the longest class that used it */
+    uint64_t nvme_segment; /* where an indexed copy lies below: evicting loses nothing while that
+                              segment is live. 0: none */
     uint32_t last_use_day;
     uint32_t created_day;
     uint64_t put_id;
@@ -63,8 +64,8 @@ struct kvd_slot_meta {
 };
 
 /* Constant while the slot is pinned or FILLING by the caller, but for meta.scenario, .last_use_day,
- * .on_nvme and `verified`, which another holder of a pin may change: kvd_pool_meta reads them under
- * the lock. */
+ * .nvme_segment and `verified`, which another holder of a pin may change: kvd_pool_meta reads them
+ * under the lock. */
 struct kvd_slot {
     struct kvd_slot_meta meta;
     uint8_t *base;              /* of the record: header, then payload; 4 KiB aligned */
@@ -133,7 +134,7 @@ struct kvd_slot_use {
 void kvd_pool_uses(struct kvd_pool *pool, struct kvd_slot *const *slots, uint32_t n,
                    struct kvd_slot_use *ret_uses);
 void kvd_pool_set_verified(struct kvd_pool *pool, struct kvd_slot *slot);
-void kvd_pool_set_on_nvme(struct kvd_pool *pool, struct kvd_slot *slot, bool on_nvme);
+void kvd_pool_set_nvme_segment(struct kvd_pool *pool, struct kvd_slot *slot, uint64_t segment);
 void kvd_pool_touch(struct kvd_pool *pool, struct kvd_slot *slot, uint16_t scenario, uint32_t day);
 
 /* No longer findable, whoever pins it; freed with its last pin. `slot` is pinned by the caller, who

@@ -360,7 +360,7 @@ void pool_file_slot_meta(const struct kvd_pool *pool, const struct pool_slot *sl
         .header_bytes = meta->header_bytes,
         .payload_bytes = meta->payload_bytes,
         .used_tick = slot->used_tick,
-        .on_nvme = meta->on_nvme,
+        .nvme_segment = meta->nvme_segment,
     };
     fresh.sum = slot_header_sum(&fresh, slot->pub.file_offset);
     *h = fresh;
@@ -372,7 +372,7 @@ bool pool_file_slot_read(const struct kvd_pool *pool, struct pool_slot *slot)
     const uint64_t extent =
         (uint64_t)h.header_bytes + kvd_round_up(h.payload_bytes, POOL_UNIT_BYTES);
     if (h.state != POOL_SLOT_READY || h.sum != slot_header_sum(&h, slot->pub.file_offset) ||
-        h.header_bytes == 0 || h.header_bytes % POOL_UNIT_BYTES != 0 || h.on_nvme > 1 ||
+        h.header_bytes == 0 || h.header_bytes % POOL_UNIT_BYTES != 0 ||
         extent > slot->pub.slot_bytes) {
         return false;
     }
@@ -381,7 +381,7 @@ bool pool_file_slot_read(const struct kvd_pool *pool, struct pool_slot *slot)
         .group = h.group,
         .index = h.index,
         .scenario = h.scenario,
-        .on_nvme = h.on_nvme != 0,
+        .nvme_segment = h.nvme_segment,
         .last_use_day = h.last_use_day,
         .created_day = h.created_day,
         .put_id = h.put_id,

@@ -27,7 +27,7 @@ enum {
     POOL_PAGE_MAX_BYTES = 64 << 20,
     POOL_PAGES_MIN = 8,
     POOL_CLASSES_MAX = 96,
-    POOL_FILE_VERSION = 1,
+    POOL_FILE_VERSION = 2,
 };
 #define POOL_CAP_MIN_BYTES (UINT64_C(16) << 20)
 #define POOL_SLOT_NONE UINT32_MAX
@@ -108,9 +108,8 @@ struct pool_slot_header {
     uint32_t header_bytes;
     uint32_t payload_bytes;
     uint64_t used_tick; /* order of last use, so that a restart keeps the order of eviction */
-    uint32_t on_nvme;
-    uint32_t reserved;
-    uint64_t sum; /* XXH3-64 of index to reserved, seeded with the slot's offset in the file */
+    uint64_t nvme_segment;
+    uint64_t sum; /* XXH3-64 of index to nvme_segment, seeded with the slot's offset in the file */
 };
 _Static_assert(sizeof(struct pool_slot_header) == 88, "layout of the file");
 

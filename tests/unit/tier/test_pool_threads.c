@@ -46,7 +46,7 @@ static void work_once(struct worker *w, uint32_t n)
         kvd_pool_remove(pool, slot);
     } else {
         kvd_pool_touch(pool, slot, (uint16_t)(n % 7), n);
-        kvd_pool_set_on_nvme(pool, slot, n % 2 == 0);
+        kvd_pool_set_nvme_segment(pool, slot, n % 2);
     }
     kvd_pool_pin_again(pool, slot);
     kvd_pool_unpin(pool, slot);
