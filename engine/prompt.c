@@ -1,14 +1,11 @@
 /* One prompt: read, answered, reported. Also what all ways share: printing, the request. */
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/cli.h"
-#include "engine/model/template.h"
+#include "engine/model/input.h"
 #include "proto/base/cleanup.h"
-
-enum { FILE_BYTES_MAX = 64 << 20 };
 
 int kvd_app_failed(const struct kvd_diag *diag, int rc)
 {
@@ -62,104 +59,19 @@ void kvd_printer_fini(struct kvd_printer *printer)
     *printer = (struct kvd_printer){0};
 }
 
-/* Whole text of a file; the caller frees. */
-static int read_file(const char *path, char **ret, size_t *ret_bytes, struct kvd_diag *diag)
+static const struct kvd_tokenizer *tokenizer_of(const struct kvd_engine_app *app)
 {
-    KVD_AUTOFCLOSE FILE *f = fopen(path, "rbe");
-    if (!f) {
-        return kvd_fail(diag, -EIO, "%s: %s", path, kvd_strerror(-errno));
-    }
-    char *text = NULL;
-    size_t n = 0;
-    size_t cap = 0;
-    do {
-        cap = cap ? cap * 2 : 65536;
-        char *grown = cap <= FILE_BYTES_MAX ? realloc(text, cap + 1) : NULL;
-        if (!grown) {
-            free(text);
-            return kvd_fail(diag, -KVD_E_TOO_LONG, "%s: more than %d bytes", path, FILE_BYTES_MAX);
-        }
-        text = grown;
-        n += fread(text + n, 1, cap - n, f);
-    } while (n == cap);
-    if (ferror(f)) {
-        free(text);
-        return kvd_fail(diag, -EIO, "%s: reading failed", path);
-    }
-    text[n] = '\0';
-    *ret_bytes = n;
-    *ret = text;
-    return 0;
+    return kvd_engine_model(app->engine)->tokenizer;
 }
 
-/* Ids in decimal, apart by blanks or commas. */
-static int parse_ids(const char *path, const char *text, size_t bytes, struct kvd_tokens *tokens,
-                     struct kvd_diag *diag)
-{
-    const char *at = text;
-    for (;;) {
-        while (isspace((unsigned char)*at) || *at == ',') {
-            at++;
-        }
-        if (at == text + bytes) {
-            return 0;
-        }
-        char *end = NULL;
-        errno = 0;
-        const unsigned long v = strtoul(at, &end, 10);
-        if (!isdigit((unsigned char)*at) || errno || v > UINT32_MAX) {
-            return kvd_fail(diag, -KVD_E_BAD_REQUEST, "%s: byte %zu is no token id", path,
-                            (size_t)(at - text));
-        }
-        const int rc = kvd_tokens_push(tokens, (uint32_t)v);
-        if (rc) {
-            return kvd_fail(diag, rc, "%s: out of memory", path);
-        }
-        at = end;
-    }
-}
-
-static int encode(const struct kvd_engine_app *app, const char *text, size_t bytes,
-                  struct kvd_tokens *tokens, struct kvd_diag *diag)
-{
-    const struct kvd_tokenizer *tok = kvd_engine_model(app->engine)->tokenizer;
-    if (app->cli.raw) {
-        return kvd_tokenizer_encode(tok, text, bytes, true, tokens);
-    }
-    const struct kvd_chat_message messages[] = {{.role = "system", .content = app->cli.system},
-                                                {.role = "user", .content = text}};
-    const uint32_t skip = app->cli.system ? 0 : 1;
-    return kvd_template_chat(tok, messages + skip, 2 - skip, tokens, diag);
-}
-
-static int read_prompt_file(const struct kvd_engine_app *app, const char *path, bool ids,
-                            struct kvd_tokens *tokens, struct kvd_diag *diag)
-{
-    KVD_AUTOFREE char *text = NULL;
-    size_t bytes = 0;
-    const int rc = read_file(path, &text, &bytes, diag);
-    if (rc) {
-        return rc;
-    }
-    if (ids) {
-        return parse_ids(path, text, bytes, tokens, diag);
-    }
-    if (!app->cli.raw && strlen(text) != bytes) {
-        return kvd_fail(diag, -KVD_E_BAD_REQUEST,
-                        "%s: has a zero byte at %zu; take it out or use --raw", path, strlen(text));
-    }
-    return encode(app, text, bytes, tokens, diag);
-}
-
-static int read_prompt(const struct kvd_engine_app *app, struct kvd_tokens *tokens,
-                       struct kvd_diag *diag)
+static struct kvd_input input_of(const struct kvd_engine_app *app)
 {
     const struct kvd_engine_cli *cli = &app->cli;
-    if (cli->prompt) {
-        return encode(app, cli->prompt, strlen(cli->prompt), tokens, diag);
-    }
-    return cli->tokens_file ? read_prompt_file(app, cli->tokens_file, true, tokens, diag)
-                            : read_prompt_file(app, cli->prompt_file, false, tokens, diag);
+    return (struct kvd_input){.text = cli->prompt,
+                              .file = cli->prompt_file,
+                              .tokens_file = cli->tokens_file,
+                              .system = cli->system,
+                              .raw = cli->raw};
 }
 
 static int answer(struct kvd_engine_app *app, const struct kvd_tokens *prompt,
@@ -194,14 +106,16 @@ static int answer_list(struct kvd_engine_app *app, struct kvd_diag *diag)
     KVD_AUTOFREE char *text = NULL;
     size_t bytes = 0;
     char *rest = NULL;
-    int rc = read_file(app->cli.prompt_list, &text, &bytes, diag);
+    struct kvd_input input = input_of(app);
+    int rc = kvd_input_file(app->cli.prompt_list, &text, &bytes, diag);
     if (rc) {
         return rc;
     }
     for (char *path = strtok_r(text, "\n", &rest); path && rc == 0;
          path = strtok_r(NULL, "\n", &rest)) {
         KVD_CLEANUP(kvd_tokens_fini) struct kvd_tokens prompt = {0};
-        rc = read_prompt_file(app, path, false, &prompt, diag);
+        input.file = path;
+        rc = kvd_input_tokens(&input, tokenizer_of(app), &prompt, diag);
         rc = rc ? rc : answer(app, &prompt, diag);
     }
     return rc;
@@ -215,7 +129,8 @@ int kvd_app_prompt(struct kvd_engine_app *app)
     if (app->cli.prompt_list) {
         rc = answer_list(app, &diag);
     } else {
-        rc = read_prompt(app, &prompt, &diag);
+        const struct kvd_input input = input_of(app);
+        rc = kvd_input_tokens(&input, tokenizer_of(app), &prompt, &diag);
         rc = rc ? rc : answer(app, &prompt, &diag);
     }
     return rc ? kvd_app_failed(&diag, rc) : KVD_EXIT_OK;

@@ -44,15 +44,16 @@ static json_t *report_json(const struct kvd_engine_app *app, const struct kvd_re
     json_t *text_json = json_stringn(text, text_bytes);
     const bool connected = app->client && kvd_client_connected(app->client);
     return json_pack(
-        "{s:I, s:I, s:I, s:o, s:f, s:f, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:s, s:s, s:s}",
+        "{s:I, s:I, s:I, s:o, s:f, s:f, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:s, s:s, s:s}",
         "prompt_tokens", (json_int_t)r->prompt_tokens, "hit_tokens", (json_int_t)r->hit_tokens,
         "computed_tokens", (json_int_t)r->computed_tokens, "hit_by_tier", tiers_json(r), "ttft_ms",
         (double)r->ttft_ns / 1e6, "total_ms", (double)r->total_ns / 1e6, "answer_tokens",
-        (json_int_t)r->answer_tokens, "put_blocks", (json_int_t)r->put_blocks, "finish",
-        finish_name(r->finish), "text", text_json ? text_json : json_null(), "text_sha256",
-        hex_json(text_digest), "logits_sha256", hex_json(r->logits_sha256), "kv_sha256",
-        hex_json(r->kv_sha256), "kernels", kvd_engine_kernels(app->engine), "model",
-        kvd_engine_model_name(app->engine), "cache", connected ? "connected" : "none");
+        (json_int_t)r->answer_tokens, "put_blocks", (json_int_t)r->put_blocks, "cache_failures",
+        (json_int_t)r->cache_failures, "finish", finish_name(r->finish), "text",
+        text_json ? text_json : json_null(), "text_sha256", hex_json(text_digest), "logits_sha256",
+        hex_json(r->logits_sha256), "kv_sha256", hex_json(r->kv_sha256), "kernels",
+        kvd_engine_kernels(app->engine), "model", kvd_engine_model_name(app->engine), "cache",
+        connected ? "connected" : "none");
 }
 
 int kvd_report_write(struct kvd_engine_app *app, const struct kvd_request_report *report,

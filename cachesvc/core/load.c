@@ -15,6 +15,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 enum load_step { LOAD_RESIDENT = 1, LOAD_FETCH, LOAD_FAILED, LOAD_LATER };
 
@@ -72,7 +73,9 @@ static void load_forget(struct load_job *job, uint32_t i, uint8_t gone)
     change.entry.gone = gone;
     change.entry.gone_s = kvd_wall_now_s(&job->service->wall);
     change.entry.scenario = job->lease->prompt.scenario->id;
-    (void)kvd_index_submit(job->service->index, &change, 1, NULL, NULL);
+    if (KVD_PROTECT(LOAD_FORGETS)) {
+        (void)kvd_index_submit(job->service->index, &change, 1, NULL, NULL);
+    }
 }
 
 /* What the device doesn't give now it won't give later: without this, each look-up would count a
@@ -308,7 +311,7 @@ static void load_finish(struct kvd_work *work)
             load_result(job, i);
         } else {
             job->results[i].state = b->step == LOAD_LATER ? KVD_BLOCK_STORED : KVD_BLOCK_FAILED;
-            good = i < good ? i : good;
+            good = i < good && KVD_PROTECT(LOAD_GOOD_PREFIX) ? i : good;
         }
     }
     /* no room for even the first is a failure too: asking again would not help */

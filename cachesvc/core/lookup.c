@@ -10,6 +10,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 struct expiry_clock expiry_clock(struct kvd_service *service)
 {
@@ -166,7 +167,9 @@ static int lookup_walk(struct lookup *lu)
     int err = 0;
     for (;;) {
         lookup_dram(lu);
-        if (lu->hit == lu->asked || !lookup_below(lu, lu->hit, &lu->lease->blocks[lu->hit], &err)) {
+        if (lu->hit == lu->asked ||
+            (!lookup_below(lu, lu->hit, &lu->lease->blocks[lu->hit], &err) &&
+             (err || KVD_PROTECT(PREFIX_WITHOUT_HOLES)))) {
             break;
         }
         lu->hit++;

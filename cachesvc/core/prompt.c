@@ -4,6 +4,7 @@
 
 #include "cachesvc/core/service_private.h"
 #include "proto/base/assert.h"
+#include "proto/base/protect.h"
 
 static int prompt_check(struct kvd_session *session, const struct kvd_prompt_ref *ref,
                         uint32_t n_blocks, struct kvd_diag *diag, struct session_space **ret_space,
@@ -47,7 +48,8 @@ int prompt_keep(struct kvd_session *session, const struct kvd_prompt_ref *ref, u
                 struct kvd_diag *diag, struct kept_prompt *ret)
 {
     struct session_space *sp = NULL;
-    struct kept_prompt p = {.n_blocks = n_blocks, .rank = (uint16_t)ref->rank};
+    struct kept_prompt p = {.n_blocks = n_blocks,
+                            .rank = KVD_PROTECT(RANK_IN_ADDRESS) ? (uint16_t)ref->rank : 0};
     int err = prompt_check(session, ref, n_blocks, diag, &sp, &p.scenario);
     if (err) {
         return err;

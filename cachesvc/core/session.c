@@ -9,6 +9,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 int kvd_session_open(struct kvd_service *service, struct kvd_session **ret)
 {
@@ -114,6 +115,21 @@ static bool contradicts(const struct kvd_space_desc *a, const struct kvd_space_d
             a->latent_dim != b->latent_dim || a->latent_rope_dim != b->latent_rope_dim);
 }
 
+static int space_contradicts(const struct kvd_space_desc *had, const struct kvd_space_desc *now,
+                             struct kvd_diag *diag)
+{
+    bool heads = had->layout == KVD_LAYOUT_LAYER_KV_HEAD_TOKEN_DIM;
+    return kvd_fail(
+        diag, -KVD_E_CONTRADICTION,
+        "space of model '%s': the same weights were registered with %u layers, %s %u and %s %u, "
+        "and "
+        "now come with %u, %u and %u; one of the engines reads the model wrongly",
+        now->model, had->layers, heads ? "KV heads" : "latent size",
+        heads ? had->kv_heads : had->latent_dim, heads ? "head size" : "latent rope size",
+        heads ? had->head_dim : had->latent_rope_dim, now->layers,
+        heads ? now->kv_heads : now->latent_dim, heads ? now->head_dim : now->latent_rope_dim);
+}
+
 static struct service_space *space_create(const struct kvd_space_desc *desc,
                                           const struct kvd_digest *digest)
 {
@@ -142,14 +158,8 @@ static int space_register_locked(struct kvd_service *service, const struct kvd_s
             *ret = sp;
             return 0;
         }
-        if (contradicts(&sp->desc, desc)) {
-            return kvd_fail(diag, -KVD_E_CONTRADICTION,
-                            "space of model '%s': the same weights were registered with %u layers, "
-                            "%u KV heads and "
-                            "head size %u, and now come with %u, %u and %u; one of the engines "
-                            "reads the model wrongly",
-                            desc->model, sp->desc.layers, sp->desc.kv_heads, sp->desc.head_dim,
-                            desc->layers, desc->kv_heads, desc->head_dim);
+        if (KVD_PROTECT(SPACE_CONTRADICTION) && contradicts(&sp->desc, desc)) {
+            return space_contradicts(&sp->desc, desc, diag);
         }
     }
     if (service->n_spaces == SPACES_MAX) {

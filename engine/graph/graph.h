@@ -1,7 +1,7 @@
 /*
  * The forward pass. A row's result depends on nothing but its prefix: not on chunking, threads,
- * kernel choice or the physical order of pages (numerics family KVD_NUMERICS). So KV of
- * generated tokens is the KV that prefill makes. A graph is shared and has one set of scratch
+ * kernel choice or the physical order of pages (numerics family KVD_NUMERICS of
+ * engine/model/space.h). So KV of generated tokens is the KV that prefill makes. A graph is shared and has one set of scratch
  * buffers: one caller at a time.
  */
 #ifndef ENGINE_GRAPH_GRAPH_H
@@ -12,8 +12,6 @@
 #include "engine/graph/arena.h"
 #include "engine/model/model.h"
 #include "proto/base/error.h"
-
-#define KVD_NUMERICS "q8a32-f32-1"
 
 enum { KVD_GRAPH_CHUNK_MAX = 512 };
 

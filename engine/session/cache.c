@@ -1,9 +1,10 @@
 /* An engine's use of the cache. See cache.h. */
 #include "engine/session/cache.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
+
+#include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 /* Blocks that one call of load asks for. A deadline that passes costs that batch, not what was
  * loaded before it. */
@@ -19,6 +20,7 @@ static void note(struct kvd_cache *cache, const char *what, int rc)
         cache->away = false;
         return;
     }
+    cache->failures++;
     if (!cache->away) {
         kvd_log_warn(cache->log, "cache: %s: %s; going on without it, all is computed here", what,
                      kvd_client_message(cache->client));
@@ -26,43 +28,62 @@ static void note(struct kvd_cache *cache, const char *what, int rc)
     cache->away = true;
 }
 
+static struct kvd_space_config config_of(const struct kvd_space_desc *d)
+{
+    struct kvd_space_config config = {
+        .size = sizeof(config),
+        .model = d->model,
+        .dtype = (enum kvd_dtype)d->kv_dtype,
+        .layout = (enum kvd_layout)d->layout,
+        .layers = d->layers,
+        .kv_heads = d->kv_heads,
+        .head_dim = d->head_dim,
+        .latent_dim = d->latent_dim,
+        .latent_rope_dim = d->latent_rope_dim,
+        .block_tokens = d->block_tokens,
+        .numerics = d->numerics,
+        .ranks = d->ranks,
+    };
+    memcpy(config.weights, d->weights.b, sizeof(config.weights));
+    memcpy(config.adapter, d->adapter.b, sizeof(config.adapter));
+    memcpy(&config.rope_base, &d->rope_base_bits, sizeof(config.rope_base));
+    memcpy(&config.rope_scale, &d->rope_scale_bits, sizeof(config.rope_scale));
+    return config;
+}
+
+static int space_open(struct kvd_cache *cache)
+{
+    cache->next_open_ns = kvd_mono_ns() + KVD_NS_PER_S;
+    const struct kvd_space_config config = config_of(&cache->description.desc);
+    return kvd_space_open(cache->client, &config, &cache->space);
+}
+
+/* A daemon that refused the space, because it had no room for one more, may take it after its next
+ * start. */
+static void space_again(struct kvd_cache *cache)
+{
+    if (cache->client && !cache->space && kvd_mono_ns() >= cache->next_open_ns) {
+        note(cache, "opening the model's space", space_open(cache));
+    }
+}
+
 int kvd_cache_open(struct kvd_cache *cache, struct kvd_client *client,
                    const struct kvd_model *model, const char *model_name, struct kvd_log *log,
                    struct kvd_diag *diag)
 {
     *cache = (struct kvd_cache){.client = client, .log = log};
-    if (!client) {
-        return 0;
+    int rc = kvd_model_space(model, model_name, diag, &cache->description);
+    if (rc || !client) {
+        return rc;
     }
-    /* what shapes KV besides the weights, and stands nowhere in the geometry */
-    char numerics[64];
-    (void)snprintf(numerics, sizeof(numerics), "%s rms-eps=%a", KVD_NUMERICS,
-                   (double)model->params.rms_eps);
-    struct kvd_space_config config = {
-        .size = sizeof(config),
-        .model = model_name,
-        .dtype = KVD_DTYPE_F16,
-        .layout = KVD_LAYOUT_HEADS,
-        .layers = model->params.layers,
-        .kv_heads = model->params.kv_heads,
-        .head_dim = model->params.head_dim,
-        .block_tokens = KVD_ENGINE_BLOCK_TOKENS,
-        .rope_base = model->params.rope_base,
-        .rope_scale = 1.0,
-        .numerics = numerics,
-        .ranks = 1,
-    };
-    memcpy(config.weights, model->weights.b, sizeof(config.weights));
-    const int rc = kvd_space_open(client, &config, &cache->space);
+    rc = space_open(cache);
     if (rc == KVD_CONTRADICTION || rc == KVD_BAD_REQUEST) {
         return kvd_fail(diag, rc, "cache: the model's space was refused: %s",
                         kvd_client_message(client));
     }
     if (rc) {
         note(cache, "opening the model's space", rc);
-        return 0;
-    }
-    if (!kvd_client_connected(client)) {
+    } else if (!kvd_client_connected(client)) {
         note(cache, "reaching the daemon", KVD_UNAVAILABLE);
     }
     return 0;
@@ -89,8 +110,8 @@ static int load_lease(struct kvd_cache *cache, const struct kvd_match_result *ma
             hit->by_tier[kvd_lease_tier(match->lease, i)]++;
         }
         hit->blocks += good;
-        if (good < n) {
-            return 0;
+        if (good < n && KVD_PROTECT(LOAD_NOT_RETRIED)) {
+            return 0; /* asking again would bring the same: from there on it is computed */
         }
     }
     return 0;
@@ -102,9 +123,12 @@ int kvd_cache_load(struct kvd_cache *cache, const struct kvd_prompt *prompt,
 {
     struct kvd_cache_hit hit = {0};
     struct kvd_match_result match = {0};
+    if (KVD_PROTECT(SPACE_TRIED_AGAIN)) {
+        space_again(cache);
+    }
     if (cache->space) {
         int rc = kvd_match(cache->space, prompt, &match);
-        if (rc == KVD_UNKNOWN_SCENARIO) {
+        if (rc == KVD_UNKNOWN_SCENARIO || (rc && !KVD_PROTECT(CACHE_FAILURE_IS_A_MISS))) {
             return kvd_fail(diag, rc, "cache scenario '%.64s' is none of the daemon's: %s",
                             prompt->scenario, kvd_client_message(cache->client));
         }

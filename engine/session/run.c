@@ -31,6 +31,7 @@ struct run {
     uint32_t put_to;   /* blocks before it are in the cache, or were offered to it */
     bool put_ended;    /* the cache failed: later blocks would have no head there */
     uint32_t answer_max;
+    uint64_t failures_before; /* of the cache */
     uint64_t started_ns;
     crypto_hash_sha256_state logits;
     struct kvd_request_report report;
@@ -109,6 +110,7 @@ static int load_prefix(struct run *r, struct kvd_diag *diag)
     const struct kvd_prompt prompt = prompt_of(r, r->request->n_prompt);
     const struct kvd_kv_view kv = view(r);
     struct kvd_cache_hit hit;
+    r->failures_before = r->engine->cache.failures;
     const int rc = kvd_cache_load(&r->engine->cache, &prompt, &kv, diag, &hit);
     if (rc) {
         return rc;
@@ -247,6 +249,7 @@ static int run_all(struct run *r, struct kvd_diag *diag)
     }
     r->report.prompt_tokens = r->request->n_prompt;
     r->report.computed_tokens = r->request->n_prompt - r->report.hit_tokens;
+    r->report.cache_failures = (uint32_t)(r->engine->cache.failures - r->failures_before);
     r->report.total_ns = kvd_mono_ns() - r->started_ns;
     if (r->request->digests) {
         (void)crypto_hash_sha256_final(&r->logits, r->report.logits_sha256);

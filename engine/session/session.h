@@ -68,6 +68,8 @@ struct kvd_request_report {
     uint32_t hit_by_tier[KVD_REPORT_TIERS]; /* tokens, by enum kvd_tier of the client library */
     uint32_t answer_tokens;
     uint32_t put_blocks;
+    uint32_t cache_failures; /* calls of the cache that failed; what they would have brought was
+                                computed */
     enum kvd_finish finish;
     uint64_t ttft_ns; /* from the call to the first token chosen */
     uint64_t total_ns;

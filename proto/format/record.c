@@ -13,6 +13,7 @@
 
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
+#include "proto/base/protect.h"
 #include "proto/format/frame.h"
 
 static const char record_magic[8] = {'K', 'V', 'D', 'R', 'E', 'C', 'R', 'D'};
@@ -287,15 +288,29 @@ static const char *differing_field(const struct kvd_record *rec, uint32_t nth,
     }
     const struct kvd_record_block *block = &rec->blocks[nth];
     const struct kvd_key *parent = nth ? &rec->blocks[nth - 1].key : &rec->parent;
-    return !kvd_digest_equal(&rec->space, expect->space)     ? "space"
-           : !kvd_digest_equal(&rec->tenant, expect->tenant) ? "tenant"
-           : rec->rank != expect->rank                       ? "rank"
-           : rec->index + nth != expect->index               ? "index"
-           : !kvd_key_equal(parent, expect->parent)          ? "parent"
-           : !kvd_key_equal(&block->key, expect->key)        ? "key"
-           : block->n_tokens != expect->n_tokens             ? "token count"
-           : memcmp(block->tokens, expect->tokens, (size_t)4 * expect->n_tokens) != 0 ? "tokens"
-                                                                                      : NULL;
+    if (KVD_PROTECT(RECORD_SPACE) && !kvd_digest_equal(&rec->space, expect->space)) {
+        return "space";
+    }
+    if (KVD_PROTECT(RECORD_TENANT) && !kvd_digest_equal(&rec->tenant, expect->tenant)) {
+        return "tenant";
+    }
+    if (KVD_PROTECT(RECORD_RANK) && rec->rank != expect->rank) {
+        return "rank";
+    }
+    if (KVD_PROTECT(RECORD_INDEX) && rec->index + nth != expect->index) {
+        return "index";
+    }
+    if (KVD_PROTECT(RECORD_PARENT) && !kvd_key_equal(parent, expect->parent)) {
+        return "parent";
+    }
+    if (KVD_PROTECT(RECORD_KEY) && !kvd_key_equal(&block->key, expect->key)) {
+        return "key";
+    }
+    if (block->n_tokens != expect->n_tokens) {
+        return "token count";
+    }
+    bool same = memcmp(block->tokens, expect->tokens, (size_t)4 * expect->n_tokens) == 0;
+    return KVD_PROTECT(RECORD_TOKENS) && !same ? "tokens" : NULL;
 }
 
 int kvd_record_check_identity(const struct kvd_record *rec, uint32_t nth,

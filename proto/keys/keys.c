@@ -6,6 +6,7 @@
 
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
+#include "proto/base/protect.h"
 
 /* Tags of the identity's fields. Numbers are part of the identity: never used again, never
  * reordered. */
@@ -41,15 +42,10 @@ static void blake_field(crypto_generichash_state *st, uint16_t tag, const void *
 {
     uint8_t head[10];
     field_header(tag, bytes, head);
-    (void)crypto_generichash_update(st, head, sizeof(head));
+    if (KVD_PROTECT(FIELD_TAGS)) {
+        (void)crypto_generichash_update(st, head, sizeof(head));
+    }
     (void)crypto_generichash_update(st, data, bytes);
-}
-
-static void blake_u64(crypto_generichash_state *st, uint16_t tag, uint64_t v)
-{
-    uint8_t le[8];
-    kvd_put_le64(le, v);
-    blake_field(st, tag, le, sizeof(le));
 }
 
 static uint32_t dtype_bytes(enum kvd_kv_dtype dtype)
@@ -128,25 +124,95 @@ int kvd_space_desc_check(const struct kvd_space_desc *d, struct kvd_diag *diag)
     return err ? err : check_range(diag, "payload_bytes", d->payload_bytes, 1, 64u << 20);
 }
 
+/* The fields of a space by order of hashing: X(tag, name, kind, value). */
+#define SPACE_FIELDS(X)                                                                            \
+    X(TAG_MODEL, "model", name, d->model)                                                          \
+    X(TAG_WEIGHTS, "weights", digest, &d->weights)                                                 \
+    X(TAG_KV_DTYPE, "kv_dtype", number, d->kv_dtype)                                               \
+    X(TAG_LAYOUT, "layout", number, d->layout)                                                     \
+    X(TAG_LAYERS, "layers", number, d->layers)                                                     \
+    X(TAG_KV_HEADS, "kv_heads", number, d->kv_heads)                                               \
+    X(TAG_HEAD_DIM, "head_dim", number, d->head_dim)                                               \
+    X(TAG_LATENT_DIM, "latent_dim", number, d->latent_dim)                                         \
+    X(TAG_LATENT_ROPE_DIM, "latent_rope_dim", number, d->latent_rope_dim)                          \
+    X(TAG_BLOCK_TOKENS, "block_tokens", number, d->block_tokens)                                   \
+    X(TAG_ROPE_BASE, "rope_base_bits", number, d->rope_base_bits)                                  \
+    X(TAG_ROPE_SCALE, "rope_scale_bits", number, d->rope_scale_bits)                               \
+    X(TAG_ADAPTER, "adapter", digest, &d->adapter)                                                 \
+    X(TAG_NUMERICS, "numerics", name, d->numerics)                                                 \
+    X(TAG_RANKS, "ranks", number, d->ranks)
+
+static void field_name(struct kvd_space_field *f, const char *name)
+{
+    f->data = name;
+    f->bytes = (uint32_t)strlen(name);
+}
+
+static void field_digest(struct kvd_space_field *f, const struct kvd_digest *digest)
+{
+    f->data = digest->b;
+    f->bytes = KVD_DIGEST_BYTES;
+}
+
+static void field_number(struct kvd_space_field *f, uint64_t v)
+{
+    kvd_put_le64(f->number, v);
+    f->is_number = true;
+    f->data = f->number;
+    f->bytes = sizeof(f->number);
+}
+
+void kvd_space_field_at(const struct kvd_space_desc *d, unsigned at, struct kvd_space_field *ret)
+{
+    static const struct {
+        uint16_t tag;
+        const char *name;
+    } rows[] = {
+#define ROW(tag, name, kind, value) {tag, name},
+        SPACE_FIELDS(ROW)
+#undef ROW
+    };
+    _Static_assert(sizeof(rows) / sizeof(rows[0]) == KVD_SPACE_FIELDS, "one row a field");
+    KVD_ASSERT(at < KVD_SPACE_FIELDS);
+    *ret = (struct kvd_space_field){.tag = rows[at].tag, .name = rows[at].name};
+    switch (rows[at].tag) {
+#define CASE(tag, name, kind, value)                                                               \
+    case tag:                                                                                      \
+        field_##kind(ret, value);                                                                  \
+        break;
+        SPACE_FIELDS(CASE)
+#undef CASE
+    }
+}
+
+/* Whether a field is hashed at all: each is, but for what a test takes out. */
+static bool field_counts(uint16_t tag)
+{
+    switch (tag) {
+    case TAG_MODEL:
+        return true; /* for people; the weights are the identity */
+    case TAG_WEIGHTS:
+        return KVD_PROTECT(SPACE_WEIGHTS);
+    case TAG_ADAPTER:
+        return KVD_PROTECT(SPACE_ADAPTER);
+    case TAG_NUMERICS:
+        return KVD_PROTECT(SPACE_NUMERICS);
+    default:
+        return KVD_PROTECT(SPACE_GEOMETRY);
+    }
+}
+
 void kvd_space_digest(const struct kvd_space_desc *d, struct kvd_digest *ret_space)
 {
     crypto_generichash_state st;
     (void)crypto_generichash_init(&st, (const uint8_t *)"kvdepot space 1", 15, KVD_DIGEST_BYTES);
-    blake_field(&st, TAG_MODEL, d->model, strlen(d->model));
-    blake_field(&st, TAG_WEIGHTS, d->weights.b, KVD_DIGEST_BYTES);
-    blake_u64(&st, TAG_KV_DTYPE, d->kv_dtype);
-    blake_u64(&st, TAG_LAYOUT, d->layout);
-    blake_u64(&st, TAG_LAYERS, d->layers);
-    blake_u64(&st, TAG_KV_HEADS, d->kv_heads);
-    blake_u64(&st, TAG_HEAD_DIM, d->head_dim);
-    blake_u64(&st, TAG_LATENT_DIM, d->latent_dim);
-    blake_u64(&st, TAG_LATENT_ROPE_DIM, d->latent_rope_dim);
-    blake_u64(&st, TAG_BLOCK_TOKENS, d->block_tokens);
-    blake_u64(&st, TAG_ROPE_BASE, d->rope_base_bits);
-    blake_u64(&st, TAG_ROPE_SCALE, d->rope_scale_bits);
-    blake_field(&st, TAG_ADAPTER, d->adapter.b, KVD_DIGEST_BYTES);
-    blake_field(&st, TAG_NUMERICS, d->numerics, strlen(d->numerics));
-    blake_u64(&st, TAG_RANKS, d->ranks);
+    for (unsigned i = 0; i < KVD_SPACE_FIELDS; i++) {
+        struct kvd_space_field f;
+        kvd_space_field_at(d, i, &f);
+        if (field_counts(f.tag)) {
+            blake_field(&st, f.tag, f.data, f.bytes);
+        }
+    }
     (void)crypto_generichash_final(&st, ret_space->b, KVD_DIGEST_BYTES);
 }
 
@@ -173,7 +239,8 @@ void kvd_key_root(uint64_t seed, const struct kvd_digest *space, const struct kv
                   const struct kvd_digest *extra, struct kvd_key *ret_root)
 {
     static const struct kvd_digest none;
-    const struct kvd_digest *const fields[] = {space, tenant, extra ? extra : &none};
+    const struct kvd_digest *const fields[] = {space, KVD_PROTECT(TENANT_IN_ROOT) ? tenant : &none,
+                                               KVD_PROTECT(EXTRA_IN_ROOT) && extra ? extra : &none};
     uint8_t buf[3 * (10 + KVD_DIGEST_BYTES)];
     uint8_t *at = buf;
     for (uint16_t i = 0; i < 3; i++) {
@@ -189,7 +256,8 @@ void kvd_key_block(uint64_t seed, const struct kvd_key *parent, const uint32_t *
 {
     KVD_ASSERT(n_tokens <= KVD_BLOCK_TOKENS_MAX);
     uint8_t buf[KVD_KEY_BYTES + 4 * KVD_BLOCK_TOKENS_MAX];
-    memcpy(buf, parent->b, KVD_KEY_BYTES);
+    static const struct kvd_key none;
+    memcpy(buf, KVD_PROTECT(PARENT_IN_KEY) ? parent->b : none.b, KVD_KEY_BYTES);
     for (uint32_t i = 0; i < n_tokens; i++) {
         kvd_put_le32(buf + KVD_KEY_BYTES + (size_t)4 * i, tokens[i]);
     }

@@ -5,8 +5,8 @@
  * space   BLAKE2b-256 over tagged, length-prefixed fields that say everything that makes KV bytes
  * what they are. tenant  BLAKE2b-256 of the user's name, tagged; the default tenant (no name, or an
  * empty one) is 32 zero bytes. key     XXH3-128 with the store's seed, in canonical (big-endian)
- * byte order: root  = H(tag "root" | space | tenant | extra) block = H(parent key (16 B) | token
- * ids (u32 little-endian each)) XXH3 does not resist an attacker, so a key is only an address: a
+ * byte order: root = H(space, tenant, extra: tagged fields), block = H(parent's key (16 B) | token
+ * ids (u32 little-endian each)). XXH3 does not resist an attacker, so a key is only an address: a
  * record says which space, tenant, parent and tokens it holds, and whoever reads it compares them
  * all. group   32 consecutive blocks of a chain; its id is the first 12 bytes of the key of its
  * first block.
@@ -79,6 +79,24 @@ int kvd_space_desc_check(const struct kvd_space_desc *desc, struct kvd_diag *dia
 /* What payload_bytes must be for the geometry in desc (whose own payload_bytes isn't read). Says
  * nothing about ranges: check them. */
 uint64_t kvd_space_payload_bytes(const struct kvd_space_desc *desc);
+
+/* One of the fields that are hashed into a space's digest, as it is hashed: tag (u16), length of
+ * data (u64), data. name is the one that golden_vectors.txt uses. data points into desc, into what
+ * desc points to, or to `number`. */
+struct kvd_space_field {
+    uint16_t tag;
+    const char *name;
+    const void *data;
+    uint32_t bytes;
+    bool is_number;
+    uint8_t number[8]; /* little-endian */
+};
+
+enum { KVD_SPACE_FIELDS = 15 };
+
+/* Field `at` (below KVD_SPACE_FIELDS) of a space, in the order of hashing. desc outlives *ret. */
+void kvd_space_field_at(const struct kvd_space_desc *desc, unsigned at,
+                        struct kvd_space_field *ret);
 
 /* Digest of a space. desc has passed kvd_space_desc_check. */
 void kvd_space_digest(const struct kvd_space_desc *desc, struct kvd_digest *ret_space);

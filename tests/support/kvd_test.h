@@ -49,7 +49,7 @@ kvd_test_select(const struct CMUnitTest *tests, int n, const char *only)
 }
 
 /* An argument names the one test to run. */
-#define KVD_TEST_MAIN(tests)                                                                       \
+#define KVD_TEST_MAIN_AROUND(tests, setup, teardown)                                               \
     int main(int argc, char **argv)                                                                \
     {                                                                                              \
         const int total_ = kvd_test_select((tests), (int)(sizeof(tests) / sizeof((tests)[0])),     \
@@ -58,10 +58,11 @@ kvd_test_select(const struct CMUnitTest *tests, int n, const char *only)
             (void)fprintf(stderr, "%s has no test %s\n", argv[0], argv[1]);                        \
             return 2;                                                                              \
         }                                                                                          \
-        const int failed_ = cmocka_run_group_tests((tests), NULL, NULL);                           \
+        const int failed_ = cmocka_run_group_tests((tests), (setup), (teardown));                  \
         (void)printf("%d passed, %d failed, %d skipped\n", total_ - failed_ - kvd_test_skipped,    \
                      failed_, kvd_test_skipped);                                                   \
         return failed_ ? 1 : kvd_test_skipped == total_ ? 77 : 0;                                  \
     }
+#define KVD_TEST_MAIN(tests) KVD_TEST_MAIN_AROUND(tests, NULL, NULL)
 
 #endif

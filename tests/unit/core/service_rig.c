@@ -81,18 +81,23 @@ uint64_t rig_block_bytes(void)
     return UINT64_C(2) * 2 * RIG_LAYERS * RIG_HEADS * RIG_DIM * RIG_BLOCK_TOKENS;
 }
 
-void rig_connect(struct rig *rig, uint8_t weights)
+void rig_connect_space(struct rig *rig, const struct kvd_space_desc *desc)
 {
     struct kvd_diag diag = {{0}};
-    struct kvd_space_desc desc = rig_space(weights);
     rig_disconnect(rig);
     assert_int_equal(kvd_session_open(rig->service, &rig->session), 0);
-    if (kvd_service_space_open(rig->session, &desc, &diag, &rig->space)) {
+    if (kvd_service_space_open(rig->session, desc, &diag, &rig->space)) {
         fail_msg("%s", diag.text);
     }
     rig->staging = mmap(NULL, rig->space.staging_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
                         rig->space.staging_fd, 0);
     assert_ptr_not_equal(rig->staging, MAP_FAILED);
+}
+
+void rig_connect(struct rig *rig, uint8_t weights)
+{
+    struct kvd_space_desc desc = rig_space(weights);
+    rig_connect_space(rig, &desc);
 }
 
 void rig_disconnect(struct rig *rig)
@@ -139,10 +144,11 @@ void rig_tokens(uint32_t seed, uint32_t n, uint32_t *ret)
     }
 }
 
-/* The payload of a block is a function of all tokens up to its end. */
-static void payload_of(const uint32_t *tokens, uint32_t block, uint8_t *ret)
+/* The payload of a block is a function of all tokens up to its end, and of the rank. */
+static void payload_of(const struct rig *rig, const uint32_t *tokens, uint32_t block, uint8_t *ret)
 {
     uint64_t x = kvd_sum(tokens, (uint64_t)(block + 1) * RIG_BLOCK_TOKENS * sizeof(*tokens)) | 1;
+    x ^= (uint64_t)rig->rank << 32;
     for (uint64_t at = 0; at < rig_block_bytes(); at += 8) {
         x ^= x << 13;
         x ^= x >> 7;
@@ -155,6 +161,8 @@ static struct kvd_prompt_ref prompt_ref(struct rig *rig, const char *tenant, con
                                         const uint32_t *tokens, uint32_t n)
 {
     return (struct kvd_prompt_ref){.space_handle = rig->space.handle,
+                                   .rank = rig->rank,
+                                   .extra = rig->extra,
                                    .tenant = tenant,
                                    .tenant_bytes = (uint32_t)strlen(tenant),
                                    .scenario = scenario,
@@ -228,7 +236,7 @@ static uint32_t put_batch(struct rig *rig, const struct kvd_prompt_ref *ref, uin
     }
     for (uint32_t i = 0; i < n; i++) {
         if (rig->results[i].state == KVD_BLOCK_GRANTED) {
-            payload_of(ref->tokens, first + i, rig->staging + rig->results[i].offset);
+            payload_of(rig, ref->tokens, first + i, rig->staging + rig->results[i].offset);
         }
     }
     if (!out.put) {
@@ -258,7 +266,7 @@ static void compare_payload(struct rig *rig, const struct kvd_wire_block *row,
 {
     uint8_t *want = malloc(rig_block_bytes());
     assert_non_null(want);
-    payload_of(tokens, block, want);
+    payload_of(rig, tokens, block, want);
     assert_int_equal(row->bytes, rig_block_bytes());
     assert_true(row->offset + row->bytes <= rig->pool_bytes);
     assert_memory_equal(rig->pool + row->offset, want, rig_block_bytes());
@@ -281,6 +289,7 @@ uint32_t rig_load(struct rig *rig, const uint32_t *tokens)
         for (uint32_t i = 0; i < a.count; i++) {
             assert_int_equal(a.rows[i].state, KVD_BLOCK_LOADED);
             compare_payload(rig, &a.rows[i], tokens, at + i);
+            rig->results[at + i] = a.rows[i];
         }
         bool more = a.count > 0 && at + a.count < rig->match.hit_blocks &&
                     a.rows[a.count].state == KVD_BLOCK_STORED;
@@ -375,17 +384,24 @@ static void queue_to_have_room(struct rig *rig)
     }
 }
 
-uint32_t rig_put(struct rig *rig, const char *tenant, const char *scenario, const uint32_t *tokens,
-                 uint32_t n)
+uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario,
+                       const uint32_t *tokens, uint32_t first, uint32_t n)
 {
-    struct kvd_prompt_ref ref = prompt_ref(rig, tenant, scenario, tokens, n * RIG_BLOCK_TOKENS);
+    struct kvd_prompt_ref ref =
+        prompt_ref(rig, tenant, scenario, tokens, (first + n) * RIG_BLOCK_TOKENS);
     uint32_t done = 0;
-    for (uint32_t first = 0; first < n; first += KVD_WIRE_STAGING_SLOTS) {
-        uint32_t some = n - first < KVD_WIRE_STAGING_SLOTS ? n - first : KVD_WIRE_STAGING_SLOTS;
+    for (uint32_t end = first + n; first < end; first += KVD_WIRE_STAGING_SLOTS) {
+        uint32_t some = end - first < KVD_WIRE_STAGING_SLOTS ? end - first : KVD_WIRE_STAGING_SLOTS;
         done += put_batch(rig, &ref, first, some);
         queue_to_have_room(rig);
     }
     return done;
+}
+
+uint32_t rig_put(struct rig *rig, const char *tenant, const char *scenario, const uint32_t *tokens,
+                 uint32_t n)
+{
+    return rig_put_range(rig, tenant, scenario, tokens, 0, n);
 }
 
 void rig_settle(struct rig *rig)

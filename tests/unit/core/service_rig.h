@@ -22,6 +22,8 @@ struct rig {
     uint64_t pool_bytes;
     struct kvd_wire_block results[RIG_BLOCKS_MAX];
     struct kvd_match_out match;
+    uint32_t rank;                  /* of the prompts that follow; in the payloads too */
+    const struct kvd_digest *extra; /* of the prompts that follow, or NULL */
 };
 
 void rig_init(struct rig *rig, const char *dram_cap, const char *nvme_cap);
@@ -31,6 +33,7 @@ void rig_open(struct rig *rig, bool drop_dram); /* service, and a client with th
 void rig_close(struct rig *rig);
 void rig_connect(struct rig *rig,
                  uint8_t weights); /* another client in the place of the one there was */
+void rig_connect_space(struct rig *rig, const struct kvd_space_desc *desc); /* of any space */
 void rig_disconnect(struct rig *rig);
 
 struct kvd_space_desc rig_space(uint8_t weights);
@@ -43,12 +46,16 @@ void rig_tokens(uint32_t seed, uint32_t n, uint32_t *ret);
 uint32_t rig_put(struct rig *rig, const char *tenant, const char *scenario, const uint32_t *tokens,
                  uint32_t n);
 
+/* Blocks [first, first + n). */
+uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario,
+                       const uint32_t *tokens, uint32_t first, uint32_t n);
+
 /* Matches; returns the hit blocks, with rig->match and rig->results filled in. */
 uint32_t rig_match(struct rig *rig, const char *tenant, const char *scenario,
                    const uint32_t *tokens, uint32_t n_tokens);
 
 /* Loads all that the last match found, piece by piece, compares every byte, releases. Returns the
- * good blocks. */
+ * good blocks, whose rows are in rig->results. */
 uint32_t rig_load(struct rig *rig, const uint32_t *tokens);
 
 /* Match and load. */

@@ -294,6 +294,54 @@ static void test_cache_is_used(void **state)
     folder_remove(&f);
 }
 
+/* Flips a byte of the last tensor and puts the times that a program can set back. */
+static void change_in_place(const char *path)
+{
+    struct stat st;
+    uint8_t b = 0;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(pread(fd, &b, 1, st.st_size - 1), 1);
+    b ^= 1;
+    assert_int_equal(pwrite(fd, &b, 1, st.st_size - 1), 1);
+    const struct timespec times[] = {st.st_atim, st.st_mtim};
+    assert_int_equal(futimens(fd, times), 0);
+    (void)close(fd);
+}
+
+/* Other weights under the same name, folder, size and mtime: written into the file, or put in its
+ * place. */
+static void r_weights_changed_in_place(void **state)
+{
+    struct folder f;
+    char entry[512];
+    char other[160];
+    struct stat st;
+    folder_make(&f);
+    (void)snprintf(other, sizeof(other), "%s.new", f.model);
+    assert_int_equal(kvd_tiny_gguf_write(f.model, NULL), 0);
+    open_until_cached(&f, entry, sizeof(entry));
+    const struct kvd_digest was = weights_of(&f, f.cache);
+    change_in_place(f.model);
+    const struct kvd_digest changed = weights_of(&f, f.cache);
+    assert_false(kvd_digest_equal(&was, &changed));
+    assert_int_equal(unlink(entry), 0);
+    open_until_cached(&f, entry, sizeof(entry));
+    const struct kvd_tiny_gguf_options options = {.seed = 7};
+    assert_int_equal(kvd_tiny_gguf_write(other, &options), 0);
+    assert_int_equal(stat(f.model, &st), 0);
+    const struct timespec times[] = {st.st_atim, st.st_mtim};
+    assert_int_equal(utimensat(AT_FDCWD, other, times, 0), 0);
+    assert_int_equal(rename(other, f.model), 0);
+    const off_t bytes = st.st_size;
+    assert_int_equal(stat(f.model, &st), 0);
+    assert_int_equal(st.st_size, bytes);
+    const struct kvd_digest replaced = weights_of(&f, f.cache);
+    assert_false(kvd_digest_equal(&changed, &replaced));
+    folder_remove(&f);
+}
+
 /* Broken entries of every length, and a folder that can't be made: only slower, never wrong. */
 static void test_cache_is_not_trusted(void **state)
 {
@@ -353,6 +401,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_generator_is_the_golden_one),
     cmocka_unit_test(test_no_file),
     cmocka_unit_test(test_fingerprint_sees_every_part),
+    cmocka_unit_test(r_weights_changed_in_place),
     cmocka_unit_test(test_cache_is_used),
     cmocka_unit_test(test_cache_is_not_trusted),
     cmocka_unit_test(test_real_model),

@@ -372,10 +372,4 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_open_refusals),
 };
 
-int main(void)
-{
-    const int total = (int)(sizeof(tests) / sizeof(tests[0]));
-    const int failed = cmocka_run_group_tests(tests, setup, teardown);
-    (void)printf("%d passed, %d failed, %d skipped\n", total - failed, failed, kvd_test_skipped);
-    return failed ? 1 : 0;
-}
+KVD_TEST_MAIN_AROUND(tests, setup, teardown)

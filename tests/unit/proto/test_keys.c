@@ -297,6 +297,93 @@ static void test_every_field_of_a_space_counts(void **state)
     assert_true(kvd_digest_equal(&again, &digests[0]));
 }
 
+/* The fields of a space as they are, in a row, without what says where one ends. */
+static size_t bare_fields(const struct kvd_space_desc *d, uint8_t *ret, size_t room)
+{
+    size_t n = 0;
+    for (unsigned i = 0; i < KVD_SPACE_FIELDS; i++) {
+        struct kvd_space_field f;
+        kvd_space_field_at(d, i, &f);
+        assert_true(n + f.bytes <= room);
+        memcpy(ret + n, f.data, f.bytes);
+        n += f.bytes;
+    }
+    return n;
+}
+
+/* The space whose bare fields are those of `d` with every border moved one byte to the left, from
+ * the model's name to the numerics family. Names of `d` have two letters, its adapter ends in one.
+ */
+static struct kvd_space_desc moved_borders(const struct kvd_space_desc *d, char model[2],
+                                           char numerics[4])
+{
+    struct kvd_space_desc m = *d;
+    model[0] = d->model[0];
+    model[1] = 0;
+    numerics[0] = (char)d->adapter.b[31];
+    (void)strcpy(numerics + 1, d->numerics);
+    m.model = model;
+    m.numerics = numerics;
+    m.weights.b[0] = (uint8_t)d->model[1];
+    memcpy(m.weights.b + 1, d->weights.b, 31);
+    m.kv_dtype = (enum kvd_kv_dtype)(d->weights.b[31] | (unsigned)d->kv_dtype << 8);
+    m.layout = (enum kvd_kv_layout)((unsigned)d->layout << 8);
+    m.layers = d->layers << 8;
+    m.kv_heads = d->kv_heads << 8;
+    m.head_dim = d->head_dim << 8;
+    m.block_tokens = d->block_tokens << 8;
+    m.rope_base_bits = d->rope_base_bits << 8;
+    m.rope_scale_bits = d->rope_scale_bits << 8 | d->rope_base_bits >> 56;
+    m.adapter.b[0] = (uint8_t)(d->rope_scale_bits >> 56);
+    memcpy(m.adapter.b + 1, d->adapter.b, 31);
+    return m;
+}
+
+/* "ab" and "c" are not "a" and "bc": whatever moves from one field into its neighbour is another
+ * identity, for every border that there is. */
+static void r_salt_equal_to_another_field(void **state)
+{
+    (void)state;
+    uint8_t bytes[2][512];
+    char model[2];
+    char numerics[4];
+    struct kvd_digest a;
+    struct kvd_digest b;
+    struct kvd_space_desc d = some_space();
+    d.model = "ab";
+    d.numerics = "no";
+    d.adapter.b[31] = 'A';
+    const struct kvd_space_desc m = moved_borders(&d, model, numerics);
+    const size_t n = bare_fields(&d, bytes[0], sizeof(bytes[0]));
+    assert_int_equal(bare_fields(&m, bytes[1], sizeof(bytes[1])), n);
+    assert_memory_equal(bytes[0], bytes[1], n); /* the same row of bytes */
+    kvd_space_digest(&d, &a);
+    kvd_space_digest(&m, &b);
+    assert_false(kvd_digest_equal(&a, &b));
+    /* a tenant that is called as the fields of a space is not that space */
+    kvd_tenant_digest((const char *)bytes[0], n, &b);
+    assert_false(kvd_digest_equal(&a, &b));
+}
+
+/* One field after the other: its name and its bytes as README.md lists them. */
+static void test_fields_by_name(void **state)
+{
+    (void)state;
+    static const char *const names[KVD_SPACE_FIELDS] = {
+        "model",          "weights",         "kv_dtype",   "layout",          "layers",
+        "kv_heads",       "head_dim",        "latent_dim", "latent_rope_dim", "block_tokens",
+        "rope_base_bits", "rope_scale_bits", "adapter",    "numerics",        "ranks"};
+    const struct kvd_space_desc d = some_space();
+    for (unsigned i = 0; i < KVD_SPACE_FIELDS; i++) {
+        struct kvd_space_field f;
+        kvd_space_field_at(&d, i, &f);
+        assert_string_equal(f.name, names[i]);
+        assert_int_equal(f.tag, i + 1);
+        assert_int_equal(f.is_number, f.data == f.number);
+        assert_int_equal(f.bytes, i == 0 ? 5 : i == 13 ? 9 : f.is_number ? 8 : KVD_DIGEST_BYTES);
+    }
+}
+
 /* A user's salt that equals another field's content must not land on its keys. */
 static void test_fields_of_a_root_do_not_mix(void **state)
 {
@@ -437,6 +524,8 @@ static void test_hex(void **state)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_golden_vectors),
     cmocka_unit_test(test_every_field_of_a_space_counts),
+    cmocka_unit_test(r_salt_equal_to_another_field),
+    cmocka_unit_test(test_fields_by_name),
     cmocka_unit_test(test_fields_of_a_root_do_not_mix),
     cmocka_unit_test(test_tenants),
     cmocka_unit_test(test_chain_depends_on_all_before),
