@@ -193,7 +193,6 @@ static void *keeper_main(void *arg)
     uint64_t reclaim_at_ns = kvd_mono_ns() + RECLAIM_EVERY_S * KVD_NS_PER_S;
     do {
         uint64_t now_ns = kvd_mono_ns();
-        lease_expire_overdue(service, now_ns);
         register_pages(service);
         persist(service);
         if (now_ns >= reclaim_at_ns) {

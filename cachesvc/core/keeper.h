@@ -1,5 +1,5 @@
 /*
- * Housekeeping: one thread that wakes once a second. It ends overdue leases, writes the counters
+ * Housekeeping: one thread that wakes once a second. It writes the counters
  * and the clock down, registers new pool pages with the I/O engine, and every ten minutes removes
  * what has expired.
  */

@@ -221,7 +221,7 @@ static void claim_overdue_locked(struct kvd_service *service, uint64_t now_ns, s
 
 /* Takes the pins away. The lease stays, without them, until it is released or its client ends, so
  * that what its client then says of it is still counted. */
-void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns)
+static void expire_overdue(struct kvd_service *service, uint64_t now_ns)
 {
     struct kvd_list overdue;
     kvd_list_init(&overdue);
@@ -236,6 +236,11 @@ void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns)
         lease_unclaim(l);
         session_unref(s);
     }
+}
+
+void lease_tick(void *service)
+{
+    expire_overdue(service, kvd_mono_ns());
 }
 
 void lease_end_session(struct kvd_session *session)

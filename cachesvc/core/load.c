@@ -4,7 +4,10 @@
  * identity and sum are right. What a client gets is the good prefix; a bad record moves its tokens,
  * and those behind it, from hit to failed.
  *
- * A load runs on a worker, waits for its reads without a thread, and ends on a worker. Starting a
+ * A load runs on a worker, waits for its reads without a thread, and ends on a worker. At its
+ * deadline the watch answers instead, and its blocks are failed; the reads under way keep their
+ * slots, and the lease, until the device is done with them: its kernel writes where it was told
+ * to, however late. What they bring is good for the next. Starting a
  * load lets go of the blocks that the lease's load before it brought: a copy that is late shows by
  * its generation.
  */
@@ -31,7 +34,8 @@ struct load_job {
     struct lease *lease;
     uint32_t first;
     uint32_t n;
-    uint64_t deadline_ns;
+    struct kvd_watched watched;
+    bool late; /* answered by the watch. Known from the end of the reads on */
     atomic_uint reads_left;
     struct load_block *blocks;
     struct kvd_wire_block *results;
@@ -58,9 +62,19 @@ static void load_end(struct load_job *job, int result, uint32_t good)
     lease->deadline_ns = kvd_mono_ns() + service->config->client_copy_lease * KVD_NS_PER_MS;
     (void)pthread_mutex_unlock(&service->mtx);
     lease_unclaim(lease);
-    job->done(result, job->results, job->n, good, job->user);
+    if (!job->late) {
+        job->done(result, job->results, job->n, good, job->user);
+    }
     load_free(job);
     session_unref(session);
+}
+
+/* The client is told, and its blocks are counted as failed, while the job goes on to its end. */
+static void load_late(struct kvd_watched *watched)
+{
+    struct load_job *job = KVD_CONTAINER_OF(watched, struct load_job, watched);
+    lease_count_failed(job->lease, job->first);
+    job->done(-KVD_E_DEADLINE, NULL, 0, 0, job->user);
 }
 
 /* The copy below isn't what it should be: nobody looks there again. */
@@ -304,6 +318,7 @@ static void load_finish(struct kvd_work *work)
 {
     struct load_job *job = KVD_CONTAINER_OF(work, struct load_job, work);
     uint32_t good = job->n;
+    job->late = !kvd_watch_end(job->service->watch, &job->watched);
     for (uint32_t i = 0; i < job->n; i++) {
         struct load_block *b = &job->blocks[i];
         bool ok = b->step == LOAD_RESIDENT || (b->step == LOAD_FETCH && load_finish_fetch(job, i));
@@ -319,7 +334,7 @@ static void load_finish(struct kvd_work *work)
         job->results[good].state = KVD_BLOCK_FAILED;
         lease_count_failed(job->lease, job->first + good);
     }
-    load_touch(job, good);
+    load_touch(job, job->late ? 0 : good); /* nobody was served */
     load_end(job, 0, good);
 }
 
@@ -362,10 +377,11 @@ static void load_start(struct kvd_work *work)
     struct load_job *job = KVD_CONTAINER_OF(work, struct load_job, work);
     struct lease *lease = job->lease;
     /* too late: nobody waits for it any more, so no read is wasted on it; or its pins are gone */
-    int late = lease->expired                     ? -KVD_E_STALE
-               : kvd_mono_ns() > job->deadline_ns ? -KVD_E_DEADLINE
-                                                  : 0;
+    int late = lease->expired                             ? -KVD_E_STALE
+               : kvd_mono_ns() > job->watched.deadline_ns ? -KVD_E_DEADLINE
+                                                          : 0;
     if (late) {
+        job->late = !kvd_watch_end(job->service->watch, &job->watched);
         lease_count_failed(lease, job->first);
         load_end(job, late, 0);
         return;
@@ -437,8 +453,9 @@ void kvd_service_load(struct kvd_session *session, uint64_t id, uint32_t first, 
         return;
     }
     job->lease = lease;
-    job->deadline_ns = deadline_ns;
+    job->watched = (struct kvd_watched){.deadline_ns = deadline_ns, .late = load_late};
     job->done = done;
     job->user = user;
+    kvd_watch_add(session->service->watch, &job->watched);
     kvd_workers_submit(session->service->workers, &job->work);
 }

@@ -9,7 +9,8 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
-enum { REPORT_SCHEMA = 1 };
+enum { REPORT_SCHEMA = 1, RECENT_MINUTES = 10 };
+#define RECENT_NS (RECENT_MINUTES * 60 * KVD_NS_PER_S)
 
 static json_t *u64(uint64_t v)
 {
@@ -174,6 +175,16 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
                       "%llu blocks could not be written below dram since start; check the log and "
                       "the device's free space",
                       (unsigned long long)failed));
+    }
+    uint64_t not_written_ns = atomic_load(&s->counts.not_written_ns);
+    if (not_written_ns && kvd_mono_ns() < not_written_ns + RECENT_NS) {
+        (void)json_array_append_new(
+            list,
+            json_sprintf(
+                "%llu blocks were not written down below dram since start, the last within "
+                "%d minutes: more is put than the device takes; they are served from dram "
+                "until they are evicted (nvme.queue says how many may wait)",
+                (unsigned long long)atomic_load(&s->counts.not_written_down), RECENT_MINUTES));
     }
     if (s->nvme && strcmp(nvme->state, "ok") != 0) {
         (void)json_array_append_new(list, json_sprintf("nvme: %s", nvme->state));

@@ -118,6 +118,7 @@ static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *di
     err = err ? err : open_pool(s, drop_dram, diag);
     err = err ? err : recover_open_tiers(s, diag);
     err = err ? err : kvd_workers_create(WORKER_THREADS, &s->workers);
+    err = err ? err : kvd_watch_create(lease_tick, s, &s->watch);
     if (!err) {
         kvd_index_on_compaction(s->index, forget, s);
         err = keeper_start(s);
@@ -184,6 +185,7 @@ void kvd_service_close(struct kvd_service **service)
     }
     (void)pthread_mutex_unlock(&s->mtx);
     kvd_workers_destroy(&s->workers);
+    kvd_watch_destroy(&s->watch);
     keeper_stop(s);
     if (s->index) {
         kvd_index_on_compaction(s->index, NULL, NULL); /* it asks the tier, which goes next */

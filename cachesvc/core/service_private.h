@@ -17,6 +17,7 @@
 #include "cachesvc/core/owners.h"
 #include "cachesvc/core/service.h"
 #include "cachesvc/core/wall.h"
+#include "cachesvc/core/watch.h"
 #include "cachesvc/core/workers.h"
 #include "cachesvc/index/index.h"
 #include "cachesvc/tier/pool.h"
@@ -65,6 +66,7 @@ struct service_counts {
     atomic_uint_fast64_t committed_blocks;
     atomic_uint_fast64_t refused_blocks;
     atomic_uint_fast64_t not_written_down;
+    atomic_uint_fast64_t not_written_ns; /* the last time */
     atomic_uint_fast64_t write_failures;
     atomic_uint_fast64_t corrupt;
     atomic_uint_fast64_t unreadable;
@@ -86,6 +88,7 @@ struct kvd_service {
     struct kvd_counting *counting;
     struct kvd_owners *owners;
     struct kvd_workers *workers;
+    struct kvd_watch *watch;
     struct service_counts counts;
     atomic_uint_fast64_t next_id; /* of leases and puts */
     uint64_t put_id_base;         /* boot number in the high bits: never two puts with one id */
@@ -222,8 +225,8 @@ void lease_destroy(struct lease *lease); /* unlinked already; not busy */
 /* Hits from block `from` on become failures in the counters; each is moved once. */
 void lease_count_failed(struct lease *lease, uint32_t from);
 void lease_unclaim(
-    struct lease *lease); /* the end of a claim; frees it where it was released meanwhile */
-void lease_expire_overdue(struct kvd_service *service, uint64_t now_ns);
+    struct lease *lease);       /* the end of a claim; frees it where it was released meanwhile */
+void lease_tick(void *service); /* ends what is overdue; for the watch */
 void lease_end_session(struct kvd_session *session);
 
 /* ---- puts (store.c, writedown.c) ---- */

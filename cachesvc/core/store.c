@@ -393,7 +393,10 @@ static void commit_run(struct kvd_work *work)
     int err = commit_blocks(service, put, &committed, &not_written);
     atomic_fetch_add(&service->counts.committed_blocks, committed);
     atomic_fetch_add(&service->counts.refused_blocks, granted - committed);
-    atomic_fetch_add(&service->counts.not_written_down, not_written);
+    if (not_written) {
+        atomic_fetch_add(&service->counts.not_written_down, not_written);
+        atomic_store(&service->counts.not_written_ns, kvd_mono_ns());
+    }
     if (committed && put->first == 0) {
         kvd_owners_note(service->owners, put->prompt.tokens, put->prompt.space->desc.block_tokens,
                         &put->prompt.space->digest, &put->prompt.tenant);

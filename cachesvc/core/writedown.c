@@ -80,7 +80,9 @@ static bool writedown_queue(struct kvd_service *service, struct kvd_slot *slot)
                                         .now_s = kvd_wall_now_s(&service->wall),
                                         .done = writedown_durable,
                                         .user = w};
-    kvd_pool_pin_again(service->pool, slot);
+    if (KVD_PROTECT(WRITTEN_SLOT_STAYS)) {
+        kvd_pool_pin_again(service->pool, slot);
+    }
     struct kvd_store_request *req = &w->req;
     if (service->nvme->ops->store(service->nvme, &req, 1)) {
         kvd_pool_unpin(service->pool, slot);

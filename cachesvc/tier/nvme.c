@@ -22,6 +22,7 @@ enum {
     SEGMENTS_A_CAP = 16,
     SEGMENTS_AT_LEAST = 2, /* one to write, one to lose */
     FETCH_CHUNK = 64,
+    CHANGE_WAIT_S = 1,
 };
 
 static struct nvme *nvme_of(struct kvd_tier *tier)
@@ -75,10 +76,7 @@ static void fetch_done(struct kvd_io_request *io)
     struct nvme *t = io->user;
     if (io->fd >= 0) { /* else the result was known before */
         req->result = io->result;
-        (void)pthread_mutex_lock(&t->mtx);
-        kvd_nvme_reader_put_locked(t, kvd_nvme_find_locked(t, req->place.segment));
-        t->read_bytes += io->done_bytes;
-        (void)pthread_mutex_unlock(&t->mtx);
+        kvd_nvme_reader_put(t, req->place.segment, io->done_bytes);
     }
     req->done(req); /* may free it */
     (void)pthread_mutex_lock(&t->mtx);
@@ -88,26 +86,24 @@ static void fetch_done(struct kvd_io_request *io)
 }
 
 /* Finds the segment and its descriptor. A request that can't be read becomes an empty transfer, so
- * that its callback runs on the engine's thread like any other. mtx is held. */
-static void prepare_fetch_locked(struct nvme *t, struct kvd_fetch_request *req)
+ * that its callback runs on the engine's thread like any other. */
+static void prepare_fetch(struct nvme *t, struct kvd_fetch_request *req)
 {
-    struct nvme_segment *seg = kvd_nvme_find_locked(t, req->place.segment);
-    req->result =
-        seg && req->place.extent_bytes > 0 ? kvd_nvme_reader_get_locked(t, seg) : -KVD_E_NOT_FOUND;
-    bool readable = req->result == 0;
+    int fd = -1;
+    req->result = req->place.extent_bytes > 0 ? kvd_nvme_reader_get(t, req->place.segment, &fd)
+                                              : -KVD_E_NOT_FOUND;
     req->io = (struct kvd_io_request){.kind = KVD_IO_READ,
-                                      .fd = readable ? seg->fd : -1,
+                                      .fd = fd,
                                       .buffer_index = req->buffer_index,
                                       .buffer = req->extent,
                                       .bytes = req->place.extent_bytes,
                                       .offset = req->place.offset,
                                       .done = fetch_done,
                                       .user = t};
-    if (!readable) {
+    if (fd < 0) {
         req->io.bytes = 0;
         req->io.buffer_index = -1;
     }
-    t->fetches++;
 }
 
 static int nvme_fetch(struct kvd_tier *tier, struct kvd_fetch_request *const *reqs, uint32_t n)
@@ -117,11 +113,12 @@ static int nvme_fetch(struct kvd_tier *tier, struct kvd_fetch_request *const *re
         struct kvd_io_request *ios[FETCH_CHUNK];
         uint32_t m = n - first < FETCH_CHUNK ? n - first : FETCH_CHUNK;
         (void)pthread_mutex_lock(&t->mtx);
+        t->fetches += m;
+        (void)pthread_mutex_unlock(&t->mtx);
         for (uint32_t i = 0; i < m; i++) {
-            prepare_fetch_locked(t, reqs[first + i]);
+            prepare_fetch(t, reqs[first + i]);
             ios[i] = &reqs[first + i]->io;
         }
-        (void)pthread_mutex_unlock(&t->mtx);
         int err = kvd_io_submit(t->io, ios, m);
         KVD_ASSERT(err == 0); /* both engines take everything */
     }
@@ -158,16 +155,28 @@ static int reclaim_one(struct nvme *t, struct nvme_segment *seg,
     return expired(&info, user) ? kvd_nvme_kill(t, seg, KVD_GONE_EXPIRED) : 0;
 }
 
+/* Whoever has it may be waiting for a device that hangs. */
+static int lock_change(struct nvme *t)
+{
+    struct timespec until;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += CHANGE_WAIT_S;
+    return pthread_mutex_timedlock(&t->change, &until) ? -KVD_E_BUSY : 0;
+}
+
 static int nvme_reclaim(struct kvd_tier *tier, uint64_t now_s,
                         bool (*expired)(const struct kvd_segment_info *info, void *user),
                         void *user)
 {
     struct nvme *t = nvme_of(tier);
-    int first_err = 0;
-    (void)pthread_mutex_lock(&t->change);
+    int first_err = lock_change(t);
+    if (first_err) {
+        return first_err;
+    }
     if (now_s > t->now_s) {
         t->now_s = now_s;
     }
+    first_err = kvd_nvme_unlink_dying(t);
     for (uint32_t i = 0; i < t->n_table; i++) {
         struct nvme_segment *seg = t->table[i];
         if (kvd_nvme_is_live(seg) && !seg->busy) {
@@ -207,7 +216,13 @@ static void nvme_stat(struct kvd_tier *tier, struct kvd_tier_stat *ret)
     ret->read_bytes = t->read_bytes;
     ret->dropped_records = t->dropped_records;
     ret->failed_writes = t->failed_writes;
-    ret->state = t->no_space        ? "no space left on the device"
+    ret->state = t->folder_gone ? "its folder was removed: nothing can be written there; restart "
+                                  "kvdepotd"
+                 : t->no_space  ? "no space left on the device"
+                 : t->undead    ? "a file can't be removed, so no room can be made; check the "
+                                  "folder's rights and the log"
+                 : t->unsealed  ? "ok; a segment could not be ended, the next start reads it "
+                                  "whole; check the device"
                  : t->foreign_bytes ? "ok; some files are not ours and left alone"
                  : t->buffered      ? "ok; buffered, no direct I/O here"
                                     : "ok";

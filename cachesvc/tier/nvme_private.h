@@ -92,6 +92,9 @@ struct nvme {
     uint64_t failed_writes;
     bool buffered; /* some file takes no direct I/O */
     bool no_space;
+    bool folder_gone; /* somebody removed it */
+    bool unsealed;    /* some segment could not be sealed */
+    uint32_t undead;  /* segments that are DYING because their file can't be unlinked */
     bool any_lost;
     bool stopping;
 
@@ -129,14 +132,17 @@ int kvd_nvme_seal(struct nvme *t, struct nvme_segment *seg);
 int kvd_nvme_kill(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_reason reason);
 /* Evicts until `bytes` more fit the cap. -KVD_E_BUSY, -KVD_E_FULL. */
 int kvd_nvme_make_room(struct nvme *t, uint64_t bytes);
+/* Tries again to unlink what is DYING. An error: the first that can't be, still. */
+int kvd_nvme_unlink_dying(struct nvme *t);
 /* Kills what readers have found to be gone. */
 void kvd_nvme_bury_lost(struct nvme *t);
 /* Sets what a segment counts against the cap. */
 void kvd_nvme_charge(struct nvme *t, struct nvme_segment *seg, uint64_t bytes);
 
-/* A reader's descriptor of a live segment; raises `readers`. mtx is held. -KVD_E_NOT_FOUND, … */
-int kvd_nvme_reader_get_locked(struct nvme *t, struct nvme_segment *seg);
-void kvd_nvme_reader_put_locked(struct nvme *t, struct nvme_segment *seg);
+/* A reader's descriptor of a live segment, until kvd_nvme_reader_put. No lock is held, and none
+ * while the file is opened. -KVD_E_NOT_FOUND, … */
+int kvd_nvme_reader_get(struct nvme *t, uint64_t segment, int *ret_fd);
+void kvd_nvme_reader_put(struct nvme *t, uint64_t segment, uint64_t read_bytes);
 
 /* ---- nvme_write.c ---- */
 

@@ -3,11 +3,13 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cachesvc/tier/nvme_private.h"
 #include "proto/base/assert.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 enum {
     /* for the file system's own blocks of a file: extent tree and the like */
@@ -137,6 +139,17 @@ static void bury(struct nvme *t, struct nvme_segment *seg)
     seg->n_rows = seg->rows_cap = 0;
 }
 
+/* Of a segment whose row says durably that it is DYING. */
+static int unlink_and_bury(struct nvme *t, struct nvme_segment *seg)
+{
+    int err = kvd_segment_file_unlink(t->io, t->root_fd, &seg->info);
+    if (!err) {
+        bury(t, seg);
+        (void)kvd_nvme_report(t, seg, false);
+    }
+    return err;
+}
+
 int kvd_nvme_kill(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_reason reason)
 {
     KVD_ASSERT(kvd_nvme_is_live(seg) && !seg->busy);
@@ -150,15 +163,31 @@ int kvd_nvme_kill(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_reason
         return err;
     }
     seg->appendable = false;
-    err = kvd_segment_file_unlink(t->io, t->root_fd, &seg->info);
+    err = unlink_and_bury(t, seg);
     if (err) {
-        /* stays DYING, and counted; the next start tries again */
+        /* stays DYING, and counted; whoever needs room, reclaim and the next start try again */
         kvd_log_error(t->log, "nvme: segment %s can't be unlinked: %s", name, kvd_strerror(err));
-        return err;
+        (void)pthread_mutex_lock(&t->mtx);
+        t->undead++;
+        (void)pthread_mutex_unlock(&t->mtx);
     }
-    bury(t, seg);
-    (void)kvd_nvme_report(t, seg, false);
-    return 0;
+    return err;
+}
+
+int kvd_nvme_unlink_dying(struct nvme *t)
+{
+    int first_err = 0;
+    for (uint32_t i = 0; i < t->n_table; i++) {
+        if (t->table[i]->info.state != KVD_SEGMENT_DYING) {
+            continue;
+        }
+        int err = unlink_and_bury(t, t->table[i]);
+        first_err = first_err ? first_err : err;
+        (void)pthread_mutex_lock(&t->mtx);
+        t->undead -= err == 0;
+        (void)pthread_mutex_unlock(&t->mtx);
+    }
+    return first_err;
 }
 
 /* The oldest live segment that isn't being written: by slice, then creation. */
@@ -210,12 +239,18 @@ int kvd_nvme_make_room(struct nvme *t, uint64_t bytes)
         if (used - held + bytes <= t->cap_bytes) {
             return wait_for_readers(t, bytes);
         }
+        /* where files can't be unlinked, killing one after the other would empty the tier and make
+         * no room */
+        int err = KVD_PROTECT(NO_VICTIMS_IN_VAIN) ? kvd_nvme_unlink_dying(t) : 0;
+        if (err) {
+            return err;
+        }
         bool any_busy;
         struct nvme_segment *victim = choose_victim(t, &any_busy);
         if (!victim) {
             return any_busy ? -KVD_E_BUSY : -KVD_E_FULL;
         }
-        int err = kvd_nvme_kill(t, victim, KVD_GONE_EVICTED);
+        err = kvd_nvme_kill(t, victim, KVD_GONE_EVICTED);
         if (err) {
             return err;
         }
@@ -254,6 +289,7 @@ static int create_file(struct nvme *t, const struct kvd_segment_info *info,
                        const struct kvd_segment_header *header, int *ret_fd)
 {
     bool direct = true;
+    struct stat st;
     int err =
         kvd_segment_file_create(t->io, t->root_fd, info, header, t->segment_bytes, ret_fd, &direct);
     if (err == -ENOSPC && kvd_mono_ns() >= t->no_space_until_ns) {
@@ -267,6 +303,7 @@ static int create_file(struct nvme *t, const struct kvd_segment_info *info,
     }
     (void)pthread_mutex_lock(&t->mtx);
     t->no_space = err == -ENOSPC;
+    t->folder_gone = err == -ENOENT && fstat(t->root_fd, &st) == 0 && st.st_nlink == 0;
     t->buffered = t->buffered || !direct;
     (void)pthread_mutex_unlock(&t->mtx);
     return err;
@@ -358,6 +395,9 @@ int kvd_nvme_seal(struct nvme *t, struct nvme_segment *seg)
         char name[KVD_SEGMENT_NAME_BYTES];
         kvd_segment_name(&seg->info, name);
         kvd_log_error(t->log, "nvme: segment %s can't be sealed: %s", name, kvd_strerror(err));
+        (void)pthread_mutex_lock(&t->mtx);
+        t->unsealed = true;
+        (void)pthread_mutex_unlock(&t->mtx);
         return err;
     }
     kvd_nvme_charge(t, seg, charge);
@@ -400,36 +440,63 @@ static void close_unused_locked(struct nvme *t)
     }
 }
 
-int kvd_nvme_reader_get_locked(struct nvme *t, struct nvme_segment *seg)
+/* Opens the file for a reader that is counted already. mtx is held, but not while the file system
+ * works: it may hang, and all look-ups ask this tier what is live. */
+static int open_for_reader_locked(struct nvme *t, struct nvme_segment *seg)
 {
-    if (!kvd_nvme_is_live(seg) || seg->lost) {
-        return -KVD_E_NOT_FOUND;
+    if (t->open_fds >= NVME_FDS_MAX) {
+        close_unused_locked(t);
     }
-    if (seg->fd < 0) {
-        if (t->open_fds >= NVME_FDS_MAX) {
-            close_unused_locked(t);
-        }
-        int err = kvd_segment_file_open(t->io, t->root_fd, &seg->info, &seg->fd);
-        if (err == -ENOENT) {
-            seg->lost = true;
-            t->any_lost = true;
-            (void)pthread_cond_signal(&t->work);
-            return -KVD_E_NOT_FOUND;
-        }
-        if (err) {
-            return err;
-        }
+    int fd = -1;
+    const struct kvd_segment_info info = seg->info;
+    (void)pthread_mutex_unlock(&t->mtx);
+    int err = kvd_segment_file_open(t->io, t->root_fd, &info, &fd);
+    (void)pthread_mutex_lock(&t->mtx);
+    if (!err && seg->fd < 0) {
+        seg->fd = fd;
         t->open_fds++;
+    } else if (!err) { /* somebody else was quicker */
+        (void)close(fd);
+    } else if (err == -ENOENT && KVD_PROTECT(DELETED_IS_A_MISS)) {
+        err = -KVD_E_NOT_FOUND;
+        seg->lost = kvd_nvme_is_live(seg);
+        t->any_lost = t->any_lost || seg->lost;
+        (void)pthread_cond_signal(&t->work);
     }
-    seg->used_tick = ++t->tick;
-    seg->readers++;
-    return 0;
+    return err;
 }
 
-void kvd_nvme_reader_put_locked(struct nvme *t, struct nvme_segment *seg)
+static void reader_put_locked(struct nvme *t, struct nvme_segment *seg)
 {
     KVD_ASSERT(seg->readers > 0);
     if (--seg->readers == 0 && seg->held) {
         release_locked(t, seg);
     }
+}
+
+int kvd_nvme_reader_get(struct nvme *t, uint64_t segment, int *ret_fd)
+{
+    (void)pthread_mutex_lock(&t->mtx);
+    struct nvme_segment *seg = kvd_nvme_find_locked(t, segment);
+    int err = seg && kvd_nvme_is_live(seg) && !seg->lost ? 0 : -KVD_E_NOT_FOUND;
+    if (!err) {
+        seg->readers++;
+        err = seg->fd < 0 ? open_for_reader_locked(t, seg) : 0;
+        if (err) {
+            reader_put_locked(t, seg);
+        } else {
+            seg->used_tick = ++t->tick;
+            *ret_fd = seg->fd;
+        }
+    }
+    (void)pthread_mutex_unlock(&t->mtx);
+    return err;
+}
+
+void kvd_nvme_reader_put(struct nvme *t, uint64_t segment, uint64_t read_bytes)
+{
+    (void)pthread_mutex_lock(&t->mtx);
+    reader_put_locked(t, kvd_nvme_find_locked(t, segment));
+    t->read_bytes += read_bytes;
+    (void)pthread_mutex_unlock(&t->mtx);
 }

@@ -172,7 +172,9 @@ static struct kvd_prompt_ref prompt_ref(struct rig *rig, const char *tenant, con
 
 /* ---- waiting for callbacks ---- */
 
-struct answer {
+enum { ANSWER_WAIT_S = 20 };
+
+struct rig_answer {
     pthread_mutex_t mtx;
     pthread_cond_t cond;
     bool there;
@@ -181,14 +183,14 @@ struct answer {
     struct kvd_wire_block rows[RIG_BLOCKS_MAX];
 };
 
-static void answer_init(struct answer *a)
+static void answer_init(struct rig_answer *a)
 {
     memset(a, 0, sizeof(*a));
     (void)pthread_mutex_init(&a->mtx, NULL);
     (void)pthread_cond_init(&a->cond, NULL);
 }
 
-static void answer_give(struct answer *a, int result, uint32_t count)
+static void answer_give(struct rig_answer *a, int result, uint32_t count)
 {
     (void)pthread_mutex_lock(&a->mtx);
     a->there = true;
@@ -198,11 +200,11 @@ static void answer_give(struct answer *a, int result, uint32_t count)
     (void)pthread_mutex_unlock(&a->mtx);
 }
 
-static void answer_wait(struct answer *a)
+static void answer_wait(struct rig_answer *a)
 {
     struct timespec until;
     (void)clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 30;
+    until.tv_sec += ANSWER_WAIT_S;
     (void)pthread_mutex_lock(&a->mtx);
     while (!a->there) {
         assert_int_equal(pthread_cond_timedwait(&a->cond, &a->mtx, &until), 0);
@@ -219,7 +221,7 @@ static void put_done(int result, uint32_t committed, uint32_t not_written_down, 
 static void load_done(int result, const struct kvd_wire_block *results, uint32_t n, uint32_t good,
                       void *user)
 {
-    struct answer *a = user;
+    struct rig_answer *a = user;
     if (n) {
         memcpy(a->rows, results, n * sizeof(*results));
     }
@@ -242,7 +244,7 @@ static uint32_t put_batch(struct rig *rig, const struct kvd_prompt_ref *ref, uin
     if (!out.put) {
         return out.stored_blocks;
     }
-    struct answer a;
+    struct rig_answer a;
     answer_init(&a);
     kvd_service_put_commit(rig->session, out.put, false, put_done, &a);
     answer_wait(&a);
@@ -280,7 +282,7 @@ uint32_t rig_load(struct rig *rig, const uint32_t *tokens)
 {
     uint32_t at = 0;
     while (at < rig->match.hit_blocks) {
-        struct answer a;
+        struct rig_answer a;
         answer_init(&a);
         kvd_service_load(rig->session, rig->match.lease, at, rig->match.hit_blocks - at,
                          kvd_mono_ns() + 30 * KVD_NS_PER_S, load_done, &a);
@@ -300,6 +302,26 @@ uint32_t rig_load(struct rig *rig, const uint32_t *tokens)
     }
     kvd_service_release(rig->session, rig->match.lease, UINT32_MAX);
     return at;
+}
+
+struct rig_answer *rig_load_begin(struct rig *rig, uint64_t deadline_ns)
+{
+    struct rig_answer *a = calloc(1, sizeof(*a));
+    assert_non_null(a);
+    answer_init(a);
+    kvd_service_load(rig->session, rig->match.lease, 0, rig->match.hit_blocks, deadline_ns,
+                     load_done, a);
+    return a;
+}
+
+int rig_load_end(struct rig_answer **answer, uint32_t *ret_good)
+{
+    answer_wait(*answer);
+    int result = (*answer)->result;
+    *ret_good = (*answer)->count;
+    free(*answer);
+    *answer = NULL;
+    return result;
 }
 
 uint32_t rig_hit(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t n_tokens)
@@ -350,6 +372,21 @@ uint64_t rig_number(struct rig *rig, const char *what, const char *by, const cha
     return v;
 }
 
+void rig_assert_problem(struct rig *rig, const char *text)
+{
+    json_t *root = report(rig, "status", "");
+    const json_t *problems = json_object_get(root, "problems");
+    bool said = false;
+    for (size_t i = 0; i < json_array_size(problems); i++) {
+        said = said || strstr(json_string_value(json_array_get(problems, i)), text);
+    }
+    assert_string_equal(json_string_value(json_object_get(root, "health")), "degraded");
+    if (!said) {
+        fail_msg("status doesn't say \"%s\"", text);
+    }
+    json_decref(root);
+}
+
 void rig_assert_adds_up(struct rig *rig)
 {
     static const char *const units[] = {"tokens", "blocks", "bytes"};
@@ -384,8 +421,8 @@ static void queue_to_have_room(struct rig *rig)
     }
 }
 
-uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario,
-                       const uint32_t *tokens, uint32_t first, uint32_t n)
+static uint32_t put_all(struct rig *rig, const char *tenant, const char *scenario,
+                        const uint32_t *tokens, uint32_t first, uint32_t n, bool wait)
 {
     struct kvd_prompt_ref ref =
         prompt_ref(rig, tenant, scenario, tokens, (first + n) * RIG_BLOCK_TOKENS);
@@ -393,7 +430,9 @@ uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario
     for (uint32_t end = first + n; first < end; first += KVD_WIRE_STAGING_SLOTS) {
         uint32_t some = end - first < KVD_WIRE_STAGING_SLOTS ? end - first : KVD_WIRE_STAGING_SLOTS;
         done += put_batch(rig, &ref, first, some);
-        queue_to_have_room(rig);
+        if (wait) {
+            queue_to_have_room(rig);
+        }
     }
     return done;
 }
@@ -401,7 +440,19 @@ uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario
 uint32_t rig_put(struct rig *rig, const char *tenant, const char *scenario, const uint32_t *tokens,
                  uint32_t n)
 {
-    return rig_put_range(rig, tenant, scenario, tokens, 0, n);
+    return put_all(rig, tenant, scenario, tokens, 0, n, true);
+}
+
+uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario,
+                       const uint32_t *tokens, uint32_t first, uint32_t n)
+{
+    return put_all(rig, tenant, scenario, tokens, first, n, true);
+}
+
+uint32_t rig_put_unwritten(struct rig *rig, const char *tenant, const char *scenario,
+                           const uint32_t *tokens, uint32_t n)
+{
+    return put_all(rig, tenant, scenario, tokens, 0, n, false);
 }
 
 void rig_settle(struct rig *rig)

@@ -50,6 +50,10 @@ uint32_t rig_put(struct rig *rig, const char *tenant, const char *scenario, cons
 uint32_t rig_put_range(struct rig *rig, const char *tenant, const char *scenario,
                        const uint32_t *tokens, uint32_t first, uint32_t n);
 
+/* The same, without waiting for room in the queue of what is written below. */
+uint32_t rig_put_unwritten(struct rig *rig, const char *tenant, const char *scenario,
+                           const uint32_t *tokens, uint32_t n);
+
 /* Matches; returns the hit blocks, with rig->match and rig->results filled in. */
 uint32_t rig_match(struct rig *rig, const char *tenant, const char *scenario,
                    const uint32_t *tokens, uint32_t n_tokens);
@@ -57,6 +61,12 @@ uint32_t rig_match(struct rig *rig, const char *tenant, const char *scenario,
 /* Loads all that the last match found, piece by piece, compares every byte, releases. Returns the
  * good blocks, whose rows are in rig->results. */
 uint32_t rig_load(struct rig *rig, const uint32_t *tokens);
+
+/* Begins to load all that the last match found, and doesn't wait; the lease stays. */
+struct rig_answer;
+struct rig_answer *rig_load_begin(struct rig *rig, uint64_t deadline_ns);
+/* Waits for its answer. Returns the result, and the good blocks where that is 0. */
+int rig_load_end(struct rig_answer **answer, uint32_t *ret_good);
 
 /* Match and load. */
 uint32_t rig_hit(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t n_tokens);
@@ -67,6 +77,9 @@ void rig_settle(struct rig *rig);
 /* A number out of a report, by a path such as "tiers.1.used_bytes" or
  * "rows.0.missed.evicted.tokens". */
 uint64_t rig_number(struct rig *rig, const char *what, const char *by, const char *path);
+
+/* That status says degraded, and this among its problems. */
+void rig_assert_problem(struct rig *rig, const char *text);
 
 /* Sum of hits and misses of the first row in tokens less asked: 0 always. */
 void rig_assert_adds_up(struct rig *rig);
