@@ -30,6 +30,7 @@
 
 #include "cachesvc/tier/nvme_private.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 struct recovery {
     struct nvme *t;
@@ -514,7 +515,7 @@ static int settle_row(struct nvme *t, struct nvme_segment *seg, bool has_file)
     if (state == KVD_SEGMENT_DYING || state == KVD_SEGMENT_DEAD) {
         return finish_death(t, seg, has_file);
     }
-    if (!has_file) {
+    if (!has_file && KVD_PROTECT(MISSING_IS_LOST)) {
         kvd_log_error(t->log, "nvme: the file of segment %" PRIu64 " is gone", seg->info.segment);
         set_dead(t, seg, KVD_GONE_LOST);
         return kvd_nvme_report(t, seg, false);
