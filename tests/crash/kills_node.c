@@ -53,23 +53,24 @@ void kills_node_fini(struct kills_node *n)
 
 void kills_node_start(struct kills_node *n, bool drop_dram)
 {
-    const char *const argv[] = {n->program ? n->program : proc_program("cachesvc/kvdepotd"),
-                                "--dir",
-                                n->store,
-                                "--socket",
-                                n->socket,
-                                "--dram.path",
-                                n->pool,
-                                "--dram.cap",
-                                n->dram_cap,
-                                "--nvme.cap",
-                                n->nvme_cap,
-                                drop_dram ? "--drop-dram" : NULL,
-                                NULL};
-    if (n->fault) {
-        assert_int_equal(setenv("KVD_KILL_AT", n->fault, 1), 0);
+    const char *const argv[] = {
+        proc_program(n->faults ? "tests/crash/kvdepotd-faults" : "cachesvc/kvdepotd"),
+        "--dir",
+        n->store,
+        "--socket",
+        n->socket,
+        "--dram.path",
+        n->pool,
+        "--dram.cap",
+        n->dram_cap,
+        "--nvme.cap",
+        n->nvme_cap,
+        drop_dram ? "--drop-dram" : NULL,
+        NULL};
+    if (n->faults) {
+        assert_int_equal(setenv("KVD_FAULTS", n->faults, 1), 0);
     } else {
-        (void)unsetenv("KVD_KILL_AT");
+        (void)unsetenv("KVD_FAULTS");
     }
     proc_start(&n->daemon, argv);
     n->runs = true;

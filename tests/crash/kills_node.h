@@ -18,9 +18,8 @@ struct kills_node {
     char socket[300];
     char store[300];
     char nvme[320];
-    char pool[300];
-    const char *program; /* NULL: kvdepotd */
-    const char *fault;   /* of kvdepotd-kills: where it kills itself; NULL: nowhere */
+    char pool[512];
+    const char *faults; /* of the next start: see fault_io.h. NULL: the daemon as it is shipped */
     const char *dram_cap;
     const char *nvme_cap;
     struct proc daemon;
@@ -36,7 +35,7 @@ void kills_node_start(struct kills_node *n, bool drop_dram);
 /* Waits until it is ready, and connects for reports. */
 void kills_node_ready(struct kills_node *n);
 void kills_node_up(struct kills_node *n, bool drop_dram); /* both */
-/* Waits for its end by SIGKILL, or for output, or for some time; true: it has ended. */
+/* Waits for its end, some time; true: it has ended, by itself. */
 bool kills_node_ended_in(struct kills_node *n, uint64_t ns);
 void kills_node_kill(struct kills_node *n); /* SIGKILL, now, or it has killed itself */
 void kills_node_stop(struct kills_node *n); /* SIGTERM; asserts that it ends well */

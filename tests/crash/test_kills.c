@@ -30,6 +30,7 @@ enum {
     LONG_RUN_MS_MAX = 2500,
     START_MS_MAX = 60, /* of a start-up that is cut off */
     SAMPLE_MS = 50,
+    POINT_S = 2, /* of load, at most, until a chosen point is reached */
     /* A kill may lose a second of look-ups. The keeper that writes them down sleeps a second and
        then has to get a processor; other tests run on this machine. */
     LATE_MS = 1500,
@@ -57,6 +58,7 @@ struct world {
     /* for the closing line */
     uint32_t kills;
     uint32_t kills_in_start;
+    uint32_t kills_at_points;
     uint64_t loaded_blocks;
     uint64_t loaded_bytes;
     uint64_t lookups_checked;
@@ -332,6 +334,41 @@ static void rest_and_kill(struct world *w, struct found *ret_before)
     note_kill(w);
 }
 
+/* Where a daemon kills itself: an operation below its I/O interface, one of the first so many. */
+static const struct {
+    const char *op;
+    const char *file;
+    uint32_t most;
+} points[] = {
+    {"write", ".seg", 40},   {"fdatasync", ".seg", 20}, {"allocate", ".seg", 6},
+    {"open", ".seg", 12},    {"truncate", ".seg", 4},   {"unlink", ".seg", 4},
+    {"sync_folder", "*", 8}, {"rename", "*", 1},        {"write", "IDENTITY", 2},
+    {"mkdir", "*", 8},       {"read", ".seg", 40},
+};
+
+/* A clean restart, then load on a daemon that kills itself at a chosen point, which may lie in its
+ * start-up; one that doesn't come to it is killed. */
+static void point_and_kill(struct world *w)
+{
+    static const char *const when[] = {"before", "middle", "after"};
+    char faults[64];
+    uint64_t p = dice(w, sizeof(points) / sizeof(points[0]));
+    (void)snprintf(faults, sizeof(faults), "kill@%s:%s:%u:%s", points[p].op, points[p].file,
+                   1 + (unsigned)dice(w, points[p].most), when[dice(w, 3)]);
+    kills_node_stop(&w->node);
+    w->node.faults = faults;
+    kills_node_start(&w->node, false);
+    w->node.faults = NULL;
+    kills_load_resume(&w->load);
+    bool itself = kills_node_ended_in(&w->node, POINT_S * KVD_NS_PER_S);
+    w->killed_ns = kvd_mono_ns();
+    kills_node_kill(&w->node);
+    kills_load_pause(&w->load);
+    kills_load_check(&w->load);
+    note_kill(w);
+    w->kills_at_points += itself;
+}
+
 /* A start-up that is cut off, at a random moment of it. */
 static void start_and_kill(struct world *w, bool drop_dram)
 {
@@ -420,9 +457,12 @@ static void r_killed_under_load(void **state)
         world_begin(w);
         while (w->kills < end && w->kills < kills) {
             struct found before[CONVS];
-            bool rest = dice(w, 5) == 0;
+            uint64_t how = dice(w, 10);
+            bool rest = how < 2;
             if (rest) {
                 rest_and_kill(w, before);
+            } else if (how < 6) {
+                point_and_kill(w);
             } else {
                 load_and_kill(w);
             }
@@ -433,13 +473,14 @@ static void r_killed_under_load(void **state)
         }
         world_end(w);
     }
-    (void)printf("%u kills (%u while starting), %u stores: %llu blocks, %llu MiB compared by the "
+    (void)printf("%u kills (%u at chosen points, %u while starting), %u stores: %llu blocks, %llu "
+                 "MiB compared by the "
                  "test itself; %llu evicted, %llu dropped; of %llu look-ups, %llu of the last "
                  "second before a kill are not counted\n",
-                 w->kills, w->kills_in_start, w->stores, (unsigned long long)w->loaded_blocks,
-                 (unsigned long long)(w->loaded_bytes >> 20), (unsigned long long)w->evicted,
-                 (unsigned long long)w->dropped, (unsigned long long)w->lookups_checked,
-                 (unsigned long long)w->lookups_lost);
+                 w->kills, w->kills_at_points, w->kills_in_start, w->stores,
+                 (unsigned long long)w->loaded_blocks, (unsigned long long)(w->loaded_bytes >> 20),
+                 (unsigned long long)w->evicted, (unsigned long long)w->dropped,
+                 (unsigned long long)w->lookups_checked, (unsigned long long)w->lookups_lost);
 }
 
 static const struct CMUnitTest tests[] = {
