@@ -389,6 +389,14 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
+void kills_load_talk(struct kills_load *load, uint64_t seed)
+{
+    memset(load->convs, 0, sizeof(load->convs));
+    for (uint32_t i = 0; i < KILLS_CONVS + KILLS_NEVER; i++) {
+        conv_init(&load->convs[i], i, seed);
+    }
+}
+
 void kills_load_init(struct kills_load *load, const char *socket, uint64_t seed)
 {
     pthread_condattr_t attr;
@@ -399,9 +407,11 @@ void kills_load_init(struct kills_load *load, const char *socket, uint64_t seed)
     (void)pthread_mutex_init(&load->mtx, NULL);
     (void)pthread_cond_init(&load->changed, &attr);
     (void)pthread_condattr_destroy(&attr);
-    for (uint32_t i = 0; i < KILLS_CONVS + KILLS_NEVER; i++) {
-        conv_init(&load->convs[i], i, seed);
-    }
+    kills_load_talk(load, seed);
+}
+
+void kills_load_start(struct kills_load *load, uint64_t seed)
+{
     for (uint32_t i = 0; i < KILLS_WORKERS; i++) {
         struct kills_worker *w = &load->workers[i];
         w->load = load;

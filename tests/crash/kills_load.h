@@ -89,8 +89,12 @@ struct kills_load {
 
 uint64_t kills_random(uint64_t *state);
 
-/* Conversations from a seed; starts the workers, paused. socket is borrowed. */
+/* Conversations from a seed, in zeroed memory. socket is borrowed. */
 void kills_load_init(struct kills_load *load, const char *socket, uint64_t seed);
+/* Other conversations, from another seed; no worker runs. */
+void kills_load_talk(struct kills_load *load, uint64_t seed);
+/* Starts the workers, paused. */
+void kills_load_start(struct kills_load *load, uint64_t seed);
 void kills_load_fini(struct kills_load *load); /* workers have ended */
 
 /* Lets the workers run; from a pause on no worker has an operation under way. */

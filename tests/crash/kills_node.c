@@ -195,6 +195,22 @@ void kills_node_status(struct kills_node *n, struct kills_status *ret)
     json_decref(root);
 }
 
+uint64_t kills_node_scenario_bytes(struct kills_node *n, const char *name, const char *key)
+{
+    json_t *root = report(n, "status", NULL, NULL);
+    uint64_t bytes = UINT64_MAX;
+    size_t i;
+    json_t *v;
+    json_array_foreach(json_object_get(root, "scenarios"), i, v)
+    {
+        if (strcmp(json_string_value(json_object_get(v, "name")), name) == 0) {
+            bytes = number(v, key);
+        }
+    }
+    json_decref(root);
+    return bytes;
+}
+
 void kills_node_settle(struct kills_node *n, bool alone, struct kills_status *ret)
 {
     uint64_t deadline = kvd_mono_ns() + SETTLE_S * KVD_NS_PER_S;

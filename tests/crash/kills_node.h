@@ -53,6 +53,8 @@ struct kills_status {
     char health[256]; /* "ok", or the first problem */
 };
 void kills_node_status(struct kills_node *n, struct kills_status *ret);
+/* "dram_bytes" or "nvme_bytes" of a retention class. */
+uint64_t kills_node_scenario_bytes(struct kills_node *n, const char *name, const char *key);
 /* Waits until nothing is queued or pinned; alone: and all other clients are gone, with what they
  * held. */
 void kills_node_settle(struct kills_node *n, bool alone, struct kills_status *ret);

@@ -403,6 +403,7 @@ static void world_begin(struct world *w)
     w->load.gaps_allowed = w->tight;
     w->lookups = 0;
     kills_load_init(&w->load, w->node.socket, kills_random(&w->random));
+    kills_load_start(&w->load, kills_random(&w->random));
     atomic_store(&w->load.limit, w->tight ? KILLS_BLOCKS : 2);
     if (dice(w, 3) == 0) {
         start_and_kill(w, false); /* the very first start */
