@@ -96,17 +96,26 @@ void peer_hang_up(struct peer *p)
     kvd_close_fd(&p->fd);
 }
 
-const Kvd__Wire__Request *peer_receive(struct peer *p, Kvd__Wire__Request__BodyCase kind)
+const Kvd__Wire__Request *peer_receive_any(struct peer *p)
 {
     uint8_t buf[KVD_WIRE_PACKET_MAX];
     wait_readable(p->fd);
     ssize_t n = recv(p->fd, buf, sizeof(buf), 0);
-    NEED(n > 0);
     request_free(p);
+    if (n <= 0) {
+        return NULL;
+    }
     kvd_wire_budget_init(&p->budget, KVD_WIRE_UNPACK_BUDGET);
     p->req = kvd__wire__request__unpack(&p->budget.base, (size_t)n, buf);
-    NEED(p->req != NULL && p->req->body_case == kind);
+    NEED(p->req != NULL);
     return p->req;
+}
+
+const Kvd__Wire__Request *peer_receive(struct peer *p, Kvd__Wire__Request__BodyCase kind)
+{
+    const Kvd__Wire__Request *req = peer_receive_any(p);
+    NEED(req && req->body_case == kind);
+    return req;
 }
 
 void peer_send_bytes(struct peer *p, const void *bytes, size_t n)

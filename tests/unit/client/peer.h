@@ -36,6 +36,8 @@ void peer_hang_up(struct peer *p);
 
 /* Receives one request of this kind into p->req; the test fails where another comes, or none. */
 const Kvd__Wire__Request *peer_receive(struct peer *p, Kvd__Wire__Request__BodyCase kind);
+/* The same for a request of any kind; NULL when the client has hung up. */
+const Kvd__Wire__Request *peer_receive_any(struct peer *p);
 void peer_send(struct peer *p, Kvd__Wire__Reply *reply, const int *fds, unsigned n_fds);
 void peer_send_bytes(struct peer *p, const void *bytes, size_t n);
 void peer_answer_hello(struct peer *p); /* to the hello received last */
