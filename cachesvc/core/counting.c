@@ -5,7 +5,8 @@
  *
  * A table of rows is bounded. When it is full, a row that no window shows any more is folded into
  * the row "(other)", and a new one takes its place; without such a row, the new one counts in
- * "(other)" itself. Nothing is ever lost from the sums.
+ * "(other)" itself. Nothing is ever lost from the sums: every look-up is in one row of each table,
+ * a failure is moved in the rows that its look-up was counted in, and each report asserts it.
  */
 #include "cachesvc/core/counting.h"
 
@@ -44,20 +45,21 @@ const char *kvd_miss_reason_text(enum kvd_miss_reason reason)
     return reasons[reason].text;
 }
 
-/* Each ring has one slot more than its window: the current one is partial. So a window shows what
- * came in its length, and at most one slot's length before that. */
+/* Each ring has at least one slot more than its window: the current one is partial. So a window
+ * shows what came in its length, and at most one slot's length before that. */
 static const struct {
     const char *name;
+    uint32_t length_s;
     uint32_t slot_s;
     uint32_t slots;
     uint32_t first; /* in row.cells */
 } windows[KVD_WINDOW_COUNT] = {
-    [KVD_WINDOW_10S] = {"10s", 1, 11, 0},
-    [KVD_WINDOW_1M] = {"1m", 5, 13, 11},
-    [KVD_WINDOW_5M] = {"5m", 20, 16, 11 + 13},
-    [KVD_WINDOW_1H] = {"1h", 240, 16, 11 + 13 + 16},
-    [KVD_WINDOW_24H] = {"24h", 5400, 17, 11 + 13 + 16 + 16},
-    [KVD_WINDOW_EVER] = {"ever", 0, 0, RING_SLOTS},
+    [KVD_WINDOW_10S] = {"10s", 10, 1, 11, 0},
+    [KVD_WINDOW_1M] = {"1m", 60, 5, 13, 11},
+    [KVD_WINDOW_5M] = {"5m", 300, 20, 16, 11 + 13},
+    [KVD_WINDOW_1H] = {"1h", 3600, 240, 16, 11 + 13 + 16},
+    [KVD_WINDOW_24H] = {"24h", 86400, 5400, 17, 11 + 13 + 16 + 16},
+    [KVD_WINDOW_EVER] = {"ever", 0, 0, 0, RING_SLOTS},
 };
 enum { FORGOTTEN_S = 5400 * 17 }; /* no window shows what is older */
 
@@ -77,6 +79,12 @@ int kvd_window_parse(const char *name)
     return -KVD_E_BAD_REQUEST;
 }
 
+uint64_t kvd_window_s(enum kvd_window w)
+{
+    KVD_ASSERT((unsigned)w < KVD_WINDOW_COUNT);
+    return windows[w].length_s;
+}
+
 static struct cell *row_cell(struct row *row, unsigned w, uint64_t number)
 {
     return &row->cells[windows[w].first + number % windows[w].slots];
@@ -85,14 +93,11 @@ static struct cell *row_cell(struct row *row, unsigned w, uint64_t number)
 static void row_add(struct row *row, uint64_t now_s, const struct kvd_tally *tally)
 {
     tally_add(&row->ever, tally);
-    row->last_s = now_s > row->last_s ? now_s : row->last_s;
+    row->last_s = now_s;
     for (unsigned w = 0; w < KVD_WINDOW_EVER; w++) {
         const uint64_t number = 1 + now_s / windows[w].slot_s;
         struct cell *cell = row_cell(row, w, number);
-        if (cell->number > number) {
-            continue; /* a thread that was held up so long that its slot has left the window */
-        }
-        if (cell->number < number) {
+        if (cell->number != number) {
             memset(&cell->tally, 0, sizeof(cell->tally));
             cell->number = number;
         }
@@ -102,18 +107,21 @@ static void row_add(struct row *row, uint64_t now_s, const struct kvd_tally *tal
 
 static void tally_move(struct kvd_tally *t, enum kvd_tier_id tier, const struct kvd_amount *amount)
 {
+    KVD_ASSERT(amount_holds(&t->hit[tier], amount));
     amount_subtract(&t->hit[tier], amount);
     amount_add(&t->missed[KVD_MISS_FAILED], amount);
 }
 
-static void row_move(struct row *row, uint64_t slot, enum kvd_tier_id tier,
+/* A slot of time that has left its ring, or that went with the row it was in, is shown by no window
+ * any more. */
+static void row_move(struct row *row, uint64_t at_s, enum kvd_tier_id tier,
                      const struct kvd_amount *amount)
 {
     tally_move(&row->ever, tier, amount);
     for (unsigned w = 0; w < KVD_WINDOW_EVER; w++) {
-        const uint64_t number = 1 + slot / windows[w].slot_s;
+        const uint64_t number = 1 + at_s / windows[w].slot_s;
         struct cell *cell = row_cell(row, w, number);
-        if (cell->number == number && amount_holds(&cell->tally.hit[tier], amount)) {
+        if (cell->number == number) {
             tally_move(&cell->tally, tier, amount);
         }
     }
@@ -229,9 +237,10 @@ static struct row *table_recycle(struct table *t, uint64_t now_s, const struct k
     return NULL;
 }
 
-struct row *counting_table_row(struct table *t, uint64_t now_s, const struct kvd_digest *key,
-                               const char *name, size_t name_bytes)
+struct row *counting_table_row(struct kvd_counting *c, enum kvd_count_by by,
+                               const struct kvd_digest *key, const char *name, size_t name_bytes)
 {
+    struct table *t = &c->tables[by];
     struct row *row = table_find(t, key);
     if (row) {
         return row;
@@ -243,12 +252,13 @@ struct row *counting_table_row(struct table *t, uint64_t now_s, const struct kvd
             t->rows[t->n++] = row;
         }
     } else {
-        row = table_recycle(t, now_s, key);
+        row = table_recycle(t, c->now_s, key);
     }
     if (!row) {
         return t->other;
     }
-    row->last_s = now_s;
+    row->last_s = c->now_s;
+    row->first_nth = c->lookups;
     name_set(row, name, name_bytes);
     return row;
 }
@@ -265,7 +275,7 @@ int kvd_counting_create(uint64_t now_s, struct kvd_counting **ret)
         return err;
     }
     KVD_MAGIC_SET(c, COUNTING_MAGIC);
-    c->created_s = now_s;
+    c->now_s = now_s;
     err = table_init(&c->tables[KVD_BY_ALL], 0, "all");
     err = err ? err : table_init(&c->tables[KVD_BY_SCENARIO], SCENARIOS_MAX, name_other);
     err = err ? err : table_init(&c->tables[KVD_BY_SPACE], SPACES_MAX, name_other);
@@ -324,7 +334,7 @@ static void space_name(const struct kvd_count_who *who, char *ret, size_t bytes)
 }
 
 /* The rows that a look-up counts in, one of each table. */
-static void rows_of(struct kvd_counting *c, uint64_t now_s, const struct kvd_count_who *who,
+static void rows_of(struct kvd_counting *c, const struct kvd_count_who *who,
                     struct row *ret[KVD_BY_TENANT + 1])
 {
     const struct kvd_digest scenario = scenario_key(who->scenario);
@@ -332,53 +342,78 @@ static void rows_of(struct kvd_counting *c, uint64_t now_s, const struct kvd_cou
     char space[KVD_MODEL_NAME_MAX + 16];
     space_name(who, space, sizeof(space));
     ret[KVD_BY_ALL] = c->tables[KVD_BY_ALL].other;
-    ret[KVD_BY_SCENARIO] = counting_table_row(&c->tables[KVD_BY_SCENARIO], now_s, &scenario,
-                                              who->scenario, strlen(who->scenario));
-    ret[KVD_BY_SPACE] =
-        counting_table_row(&c->tables[KVD_BY_SPACE], now_s, &who->space, space, strlen(space));
-    ret[KVD_BY_TENANT] =
-        counting_table_row(&c->tables[KVD_BY_TENANT], now_s, &who->tenant, tenant, strlen(tenant));
+    ret[KVD_BY_SCENARIO] =
+        counting_table_row(c, KVD_BY_SCENARIO, &scenario, who->scenario, strlen(who->scenario));
+    ret[KVD_BY_SPACE] = counting_table_row(c, KVD_BY_SPACE, &who->space, space, strlen(space));
+    ret[KVD_BY_TENANT] = counting_table_row(c, KVD_BY_TENANT, &who->tenant, tenant, strlen(tenant));
+}
+
+/* Threads don't come in the order of their clocks. */
+static void hear_time(struct kvd_counting *c, uint64_t now_s)
+{
+    c->now_s = now_s > c->now_s ? now_s : c->now_s;
 }
 
 void kvd_counting_lookup(struct kvd_counting *c, uint64_t now_s, const struct kvd_count_who *who,
-                         const struct kvd_tally *tally, uint64_t *ret_slot)
+                         const struct kvd_tally *tally, struct kvd_count_slot *ret_slot)
 {
     struct row *rows[KVD_BY_TENANT + 1];
     KVD_ASSERT(tally_adds_up(tally));
     counting_lock(c);
-    rows_of(c, now_s, who, rows);
+    hear_time(c, now_s);
+    c->lookups++;
+    rows_of(c, who, rows);
     for (int by = 0; by <= KVD_BY_TENANT; by++) {
-        row_add(rows[by], now_s, tally);
+        row_add(rows[by], c->now_s, tally);
     }
+    *ret_slot = (struct kvd_count_slot){.at_s = c->now_s, .nth = c->lookups};
     counting_unlock(c);
-    *ret_slot = now_s;
 }
 
-/* The row that a look-up was counted in: its own, unless that was recycled since. */
-static struct row *row_counted(const struct table *t, const struct kvd_digest *key,
-                               enum kvd_tier_id tier, const struct kvd_amount *amount)
+/* The row that a look-up was counted in, or folded into: that of its name, unless that was made
+ * afterwards. */
+static struct row *row_counted(const struct table *t, const struct kvd_digest *key, uint64_t nth)
 {
     struct row *row = table_find(t, key);
-    return row && amount_holds(&row->ever.hit[tier], amount) ? row : t->other;
+    return row && row->first_nth <= nth ? row : t->other;
 }
 
-void kvd_counting_failed(struct kvd_counting *c, uint64_t now_s, uint64_t slot,
+void kvd_counting_failed(struct kvd_counting *c, const struct kvd_count_slot *slot,
                          const struct kvd_count_who *who, enum kvd_tier_id tier,
                          const struct kvd_amount *amount)
 {
     const struct kvd_digest scenario = scenario_key(who->scenario);
     const struct kvd_digest *const keys[] = {NULL, &scenario, &who->space, &who->tenant};
-    KVD_ASSERT(tier > KVD_TIER_NONE && tier < KVD_TIER_COUNT && slot <= now_s);
+    KVD_ASSERT(tier > KVD_TIER_NONE && tier < KVD_TIER_COUNT);
     counting_lock(c);
-    KVD_ASSERT(amount_holds(&c->tables[KVD_BY_ALL].other->ever.hit[tier], amount));
+    KVD_ASSERT(slot->nth >= 1 && slot->nth <= c->lookups && slot->at_s <= c->now_s);
     for (int by = 0; by <= KVD_BY_TENANT; by++) {
         const struct table *t = &c->tables[by];
-        struct row *row = by == KVD_BY_ALL ? t->other : row_counted(t, keys[by], tier, amount);
-        if (amount_holds(&row->ever.hit[tier], amount)) {
-            row_move(row, slot, tier, amount);
-        }
+        struct row *row = by == KVD_BY_ALL ? t->other : row_counted(t, keys[by], slot->nth);
+        row_move(row, slot->at_s, tier, amount);
     }
     counting_unlock(c);
+}
+
+/* ---- what always holds ---- */
+
+static void assert_adds_up(struct kvd_tally *sum, const struct kvd_tally *row)
+{
+    KVD_ASSERT(tally_adds_up(row));
+    tally_add(sum, row);
+}
+
+void counting_assert_ever_adds_up(const struct kvd_counting *c)
+{
+    for (int by = 0; by <= KVD_BY_TENANT; by++) {
+        const struct table *t = &c->tables[by];
+        struct kvd_tally sum = {0};
+        for (uint32_t i = 0; i < t->n; i++) {
+            assert_adds_up(&sum, &t->rows[i]->ever);
+        }
+        assert_adds_up(&sum, &t->other->ever);
+        KVD_ASSERT(tally_equal(&sum, &c->tables[KVD_BY_ALL].other->ever));
+    }
 }
 
 /* ---- reports ---- */
@@ -389,10 +424,11 @@ struct report_row {
 };
 
 static void report_add(struct report_row *rows, uint32_t *n, const struct row *row, uint64_t now_s,
-                       enum kvd_window window, bool always)
+                       enum kvd_window window, bool always, struct kvd_tally *sum)
 {
     struct report_row *to = &rows[*n];
     row_sum(row, now_s, window, &to->tally);
+    assert_adds_up(sum, &to->tally);
     if (always || to->tally.lookups > 0) {
         memcpy(to->name, row->name, sizeof(to->name));
         (*n)++;
@@ -407,16 +443,21 @@ int kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_b
     KVD_MAGIC_CHECK(c, COUNTING_MAGIC);
     const struct table *t = &c->tables[by];
     uint32_t n = 0;
+    struct kvd_tally sum = {0};
+    struct kvd_tally all;
     /* copied, so that look-ups don't wait for what fn does */
     KVD_AUTOFREE struct report_row *rows = malloc((t->max + 1) * sizeof(*rows));
     if (!rows) {
         return -ENOMEM;
     }
     counting_lock(c);
+    hear_time(c, now_s);
     for (uint32_t i = 0; i < t->n; i++) {
-        report_add(rows, &n, t->rows[i], now_s, window, false);
+        report_add(rows, &n, t->rows[i], c->now_s, window, false, &sum);
     }
-    report_add(rows, &n, t->other, now_s, window, by == KVD_BY_ALL);
+    report_add(rows, &n, t->other, c->now_s, window, by == KVD_BY_ALL, &sum);
+    row_sum(c->tables[KVD_BY_ALL].other, c->now_s, window, &all);
+    KVD_ASSERT(tally_equal(&sum, &all));
     counting_unlock(c);
     for (uint32_t i = 0; i < n; i++) {
         fn(rows[i].name, &rows[i].tally, user);

@@ -9,7 +9,11 @@
  * length before the report, and up to one slot's length more. A name that had no look-up for 25.5
  * hours may be folded into "(other)", with its totals, when a new one needs its place.
  *
- * Threads: any; one lock inside. Takes the time (monotonic seconds) as a parameter.
+ * Asserted at every look-up, failure and report, and each time the totals are written down or
+ * read back: every row adds up; nothing is negative; the rows of each table add up to "all".
+ *
+ * Threads: any; one lock inside. Takes the time (monotonic seconds) as a parameter; a caller whose
+ * time lies behind another's counts at that other's.
  */
 #ifndef CACHESVC_CORE_COUNTING_H
 #define CACHESVC_CORE_COUNTING_H
@@ -52,6 +56,7 @@ enum kvd_window {
 };
 const char *kvd_window_name(enum kvd_window w); /* "10s", … "ever" */
 int kvd_window_parse(const char *name);         /* or -KVD_E_BAD_REQUEST */
+uint64_t kvd_window_s(enum kvd_window w);       /* its length; 0: ever */
 
 struct kvd_amount {
     uint64_t tokens;
@@ -78,18 +83,23 @@ struct kvd_count_who {
     const char *tenant_name; /* "" for the default tenant, shown as "(default)" */
 };
 
+/* Which look-up it was: for a later failure. */
+struct kvd_count_slot {
+    uint64_t at_s; /* in which window */
+    uint64_t nth;  /* of this process's look-ups, from 1: whose row it was then */
+};
+
 struct kvd_counting;
 int kvd_counting_create(uint64_t now_s, struct kvd_counting **ret);
 void kvd_counting_destroy(struct kvd_counting **counting);
 
-/* Counts one look-up; asserts that tiers and reasons add up to asked. *ret_slot names its window
- * for a later failure. */
+/* Counts one look-up; asserts that tiers and reasons add up to asked. */
 void kvd_counting_lookup(struct kvd_counting *c, uint64_t now_s, const struct kvd_count_who *who,
-                         const struct kvd_tally *tally, uint64_t *ret_slot);
+                         const struct kvd_tally *tally, struct kvd_count_slot *ret_slot);
 
 /* Moves amounts from hit in `tier` to FAILED, in the window of the look-up that `slot` names (and
- * in ever). */
-void kvd_counting_failed(struct kvd_counting *c, uint64_t now_s, uint64_t slot,
+ * in ever). Never more than that look-up hit there: that is the caller's promise. */
+void kvd_counting_failed(struct kvd_counting *c, const struct kvd_count_slot *slot,
                          const struct kvd_count_who *who, enum kvd_tier_id tier,
                          const struct kvd_amount *amount);
 
@@ -101,8 +111,9 @@ int kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_b
                         void (*fn)(const char *name, const struct kvd_tally *tally, void *user),
                         void *user);
 
-/* Totals as bytes to persist (caller frees), and back: added to what is there, all or nothing.
- * Reasons or tiers of a later version: -KVD_E_NEWER; -KVD_E_FORMAT, -KVD_E_CORRUPT. */
+/* Totals as bytes to persist (caller frees), and back, before anything was counted: all or nothing.
+ * Reasons or tiers of a later version: -KVD_E_NEWER; -KVD_E_FORMAT, -KVD_E_CORRUPT (damaged, or not
+ * adding up). */
 int kvd_counting_encode(struct kvd_counting *c, void **ret_bytes, uint32_t *ret_n);
 int kvd_counting_decode(struct kvd_counting *c, const void *bytes, uint32_t n,
                         struct kvd_diag *diag);

@@ -68,14 +68,33 @@ static inline void tally_add(struct kvd_tally *to, const struct kvd_tally *t)
     }
 }
 
+static inline bool amount_equal(const struct kvd_amount *a, const struct kvd_amount *b)
+{
+    return a->tokens == b->tokens && a->blocks == b->blocks && a->bytes == b->bytes;
+}
+
+static inline bool tally_equal(const struct kvd_tally *a, const struct kvd_tally *b)
+{
+    bool equal = a->lookups == b->lookups;
+    for (unsigned i = 0; i < AMOUNTS; i++) {
+        equal = equal && amount_equal(tally_amount_const(a, i), tally_amount_const(b, i));
+    }
+    return equal;
+}
+
+/* Tiers and reasons add up to what was asked, and none of them is more than that (which is what a
+ * negative one, or a sum that overflowed, would be). */
 static inline bool tally_adds_up(const struct kvd_tally *t)
 {
     struct kvd_amount sum = {0};
     for (unsigned i = 1; i < AMOUNTS; i++) {
-        amount_add(&sum, tally_amount_const(t, i));
+        const struct kvd_amount *a = tally_amount_const(t, i);
+        amount_add(&sum, a);
+        if (!amount_holds(&t->asked, a) || !amount_holds(&t->asked, &sum)) {
+            return false;
+        }
     }
-    return amount_holds(&sum, &t->asked) && amount_holds(&t->asked, &sum) &&
-           amount_is_zero(&t->hit[KVD_TIER_NONE]);
+    return amount_equal(&sum, &t->asked) && amount_is_zero(&t->hit[KVD_TIER_NONE]);
 }
 
 /* ---- rows ---- */
@@ -87,7 +106,8 @@ struct cell {
 
 struct row {
     char name[NAME_BYTES];
-    uint64_t last_s; /* of its latest look-up */
+    uint64_t last_s;    /* of its latest look-up */
+    uint64_t first_nth; /* the look-up that it was made for; 0: it was read back */
     struct kvd_tally ever;
     struct cell cells[RING_SLOTS];
 };
@@ -104,7 +124,8 @@ struct table {
 struct kvd_counting {
     uint32_t magic;
     pthread_mutex_t mtx;
-    uint64_t created_s;
+    uint64_t now_s;                         /* the latest time that a caller gave */
+    uint64_t lookups;                       /* counted by this process */
     struct table tables[KVD_BY_TENANT + 1]; /* by enum kvd_count_by; that of "all" has only other */
 };
 
@@ -112,7 +133,10 @@ void counting_lock(struct kvd_counting *c);
 void counting_unlock(struct kvd_counting *c);
 
 /* The row of a key, made when it is new; "(other)" when there is no place for it. */
-struct row *counting_table_row(struct table *t, uint64_t now_s, const struct kvd_digest *key,
-                               const char *name, size_t name_bytes);
+struct row *counting_table_row(struct kvd_counting *c, enum kvd_count_by by,
+                               const struct kvd_digest *key, const char *name, size_t name_bytes);
+
+/* Asserts, for ever's sums, that each table's rows add up to "all". */
+void counting_assert_ever_adds_up(const struct kvd_counting *c);
 
 #endif

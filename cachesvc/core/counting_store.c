@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "cachesvc/core/counting_private.h"
+#include "proto/base/assert.h"
 #include "proto/base/bytes.h"
 
 enum { ENCODED_MAGIC = 0x54434b4b, ENCODED_VERSION = 1, ENCODED_HEAD = 20 };
@@ -69,6 +70,7 @@ int kvd_counting_encode(struct kvd_counting *c, void **ret_bytes, uint32_t *ret_
 {
     static const struct kvd_digest no_key;
     counting_lock(c);
+    counting_assert_ever_adds_up(c); /* what is written down is always right */
     const uint32_t n = rows_count(c);
     uint8_t *bytes = malloc(ENCODED_HEAD + (size_t)n * ENCODED_ROW_MAX);
     if (!bytes) {
@@ -163,14 +165,35 @@ static void row_restore(struct kvd_counting *c, const struct encoded_row *e)
 {
     struct table *t = &c->tables[e->by];
     struct row *row =
-        e->other ? t->other : counting_table_row(t, c->created_s, &e->key, e->name, e->name_bytes);
+        e->other ? t->other
+                 : counting_table_row(c, (enum kvd_count_by)e->by, &e->key, e->name, e->name_bytes);
     tally_add(&row->ever, &e->tally);
+}
+
+/* Adds a row to its table's sum; false where that is more than can be counted. */
+static bool sum_add(struct kvd_tally sums[KVD_BY_TENANT + 1], const struct encoded_row *e)
+{
+    struct kvd_tally *sum = &sums[e->by];
+    tally_add(sum, &e->tally);
+    /* half of the numbers: two that fit never overflow together */
+    return ((sum->lookups | sum->asked.tokens | sum->asked.blocks | sum->asked.bytes) >> 63) == 0;
+}
+
+/* Whether each table divides the same look-ups. */
+static bool sums_equal(const struct kvd_tally sums[KVD_BY_TENANT + 1])
+{
+    bool equal = true;
+    for (int by = KVD_BY_SCENARIO; by <= KVD_BY_TENANT; by++) {
+        equal = equal && tally_equal(&sums[by], &sums[KVD_BY_ALL]);
+    }
+    return equal;
 }
 
 /* All rows, checked; with c, added to it too. */
 static int decode_rows(struct kvd_cursor cur, struct kvd_diag *diag, struct kvd_counting *c)
 {
     struct encoded_row e;
+    struct kvd_tally sums[KVD_BY_TENANT + 1] = {{0}};
     uint32_t tiers;
     uint32_t n_reasons;
     uint32_t n;
@@ -179,12 +202,15 @@ static int decode_rows(struct kvd_cursor cur, struct kvd_diag *diag, struct kvd_
         return err;
     }
     for (uint32_t i = 0; i < n; i++) {
-        if (!decode_row(&cur, tiers, n_reasons, &e)) {
+        if (!decode_row(&cur, tiers, n_reasons, &e) || !sum_add(sums, &e)) {
             return kvd_fail(diag, -KVD_E_CORRUPT, "the stored counters are damaged (row %u)", i);
         }
         if (c) {
             row_restore(c, &e);
         }
+    }
+    if (!sums_equal(sums)) {
+        return kvd_fail(diag, -KVD_E_CORRUPT, "the stored counters do not add up");
     }
     return cur.left == 0 ? 0 : kvd_fail(diag, -KVD_E_CORRUPT, "the stored counters are too long");
 }
@@ -198,7 +224,9 @@ int kvd_counting_decode(struct kvd_counting *c, const void *bytes, uint32_t n,
         return err;
     }
     counting_lock(c);
+    KVD_ASSERT(c->lookups == 0);
     (void)decode_rows(cur, NULL, c);
+    counting_assert_ever_adds_up(c);
     counting_unlock(c);
     return 0;
 }

@@ -196,8 +196,8 @@ void lease_count_failed(struct lease *lease, uint32_t from)
     }
     for (int tier = 0; tier < KVD_TIER_COUNT; tier++) {
         if (moved[tier].blocks) {
-            kvd_counting_failed(service->counting, kvd_mono_ns() / KVD_NS_PER_S, lease->count_slot,
-                                &who, (enum kvd_tier_id)tier, &moved[tier]);
+            kvd_counting_failed(service->counting, &lease->count_slot, &who, (enum kvd_tier_id)tier,
+                                &moved[tier]);
         }
     }
     lease->counted_blocks = from < lease->counted_blocks ? from : lease->counted_blocks;

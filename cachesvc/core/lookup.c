@@ -234,7 +234,7 @@ static void amount_add(struct kvd_amount *a, const struct kvd_space_desc *d)
     a->bytes += d->payload_bytes;
 }
 
-static void lookup_count(struct lookup *lu, uint32_t n_tokens, uint64_t *ret_slot)
+static void lookup_count(struct lookup *lu, uint32_t n_tokens, struct kvd_count_slot *ret_slot)
 {
     const struct kvd_space_desc *d = &lu->prompt->space->desc;
     struct kvd_tally *t = &lu->tally;
@@ -331,7 +331,7 @@ static int lookup_run(struct lookup *lu, struct kept_prompt *prompt, uint32_t n_
         }
         return kvd_fail_prefix(diag, err, "look-up failed");
     }
-    uint64_t slot = 0;
+    struct kvd_count_slot slot = {0};
     lookup_count(lu, n_tokens, &slot);
     lookup_results(lu, ret_results);
     *ret = (struct kvd_match_out){.asked_blocks = lu->asked, .hit_blocks = lu->hit};

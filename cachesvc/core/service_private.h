@@ -163,7 +163,7 @@ struct lease {
     struct kept_prompt prompt;
     struct lease_block *blocks; /* owner: the load under way, else service.mtx */
     uint32_t counted_blocks;    /* hits that still stand in the counters: a failure lowers it */
-    uint64_t count_slot;
+    struct kvd_count_slot count_slot;
     uint64_t deadline_ns;    /* lock: service.mtx */
     bool busy;               /* lock: service.mtx. Claimed: by a load, or to take its pins away */
     bool released;           /* lock: service.mtx. Free it when it is no longer claimed */

@@ -1,11 +1,16 @@
 # shellcheck shell=bash
 # What a change must pass: style, gcc (release) and clang (ASan, UBSan) without a warning, the suites unit, kernels and
-# scenario with gcc, unit and kernels under the sanitizers. The last line is the sum of all.
+# scenario with gcc, unit and kernels under the sanitizers, every fuzz target for some seconds. The last line is the sum
+# of all.
 
 # shellcheck source=tools/dev.d/test.sh
 source "$ROOT/tools/dev.d/test.sh"
 # shellcheck source=tools/dev.d/lint.sh
 source "$ROOT/tools/dev.d/lint.sh"
+# shellcheck source=tools/dev.d/fuzz.sh
+source "$ROOT/tools/dev.d/fuzz.sh"
+
+readonly CHECK_FUZZ_SECONDS=5
 
 check_step() {
     say ""
@@ -24,7 +29,7 @@ check_demo() {
 }
 
 dev_check() {
-    local style gcc clang demo
+    local style gcc clang demo fuzz
     if (($# > 0)); then
         die "check takes no arguments"
     fi
@@ -52,6 +57,10 @@ dev_check() {
         printf '%s\n' "$TEST_COUNTS" >"$ROOT/build-asan/counts.txt"
     )
     clang=$(cat "$ROOT/build-asan/counts.txt")
-    check_step "sum: style, gcc, demo, clang (passed failed skipped): $style, $gcc, $demo, $clang"
-    test_close "$style" "$gcc" "$demo" "$clang"
+    check_step "fuzz targets, $CHECK_FUZZ_SECONDS s each"
+    fuzz_setup
+    fuzz_run "$CHECK_FUZZ_SECONDS" "$(nproc)"
+    fuzz=$FUZZ_COUNTS
+    check_step "sum: style, gcc, demo, clang, fuzz (passed failed skipped): $style, $gcc, $demo, $clang, $fuzz"
+    test_close "$style" "$gcc" "$demo" "$clang" "$fuzz"
 }

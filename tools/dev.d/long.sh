@@ -3,6 +3,8 @@
 
 # shellcheck source=tools/dev.d/test.sh
 source "$ROOT/tools/dev.d/test.sh"
+# shellcheck source=tools/dev.d/fuzz.sh
+source "$ROOT/tools/dev.d/fuzz.sh"
 
 readonly LONG_SUITES='
 tsan         unit tests under ThreadSanitizer
@@ -19,30 +21,10 @@ long_tsan() {
     test_close "$TEST_COUNTS"
 }
 
-# A target keeps what it learnt in the cache folder, so that the next run starts from there.
 long_fuzz() {
-    local seconds=${1:-60} target name corpus passed=0 failed=0
-    setup_configure build-fuzz clang -Dbuildtype=debugoptimized -Db_ndebug=false -Db_sanitize=address,undefined \
-        -Db_lundef=false -Dfuzz=true
-    setup_build build-fuzz
-    for target in "$ROOT"/build-fuzz/tests/fuzz/fuzz_*; do
-        name=$(basename "$target")
-        # Beside each target lies a test that runs it over its seeds.
-        [[ -f $target && -x $target && $name != *_seeds ]] || continue
-        corpus=$(cache_dir)/corpus/$name
-        mkdir -p "$corpus" "$ROOT/build-fuzz/found"
-        if [[ $name == fuzz_gguf ]]; then
-            "$ROOT/build-fuzz/tests/support/kvd-tiny-gguf" "$corpus/tiny.gguf"
-        fi
-        say "fuzz: $name for $seconds s"
-        if quietly "$ROOT/build-fuzz/$name.log" "$target" -max_total_time="$seconds" -rss_limit_mb=2048 \
-            -artifact_prefix="$ROOT/build-fuzz/found/$name-" "$corpus"; then
-            passed=$((passed + 1))
-        else
-            failed=$((failed + 1))
-        fi
-    done
-    test_close "$passed $failed 0"
+    fuzz_setup
+    fuzz_run "${1:-60}" 2
+    test_close "$FUZZ_COUNTS"
 }
 
 # protections_rows: a line for each row of the table: name, kind, meson test, test function, text, parted by tabs.

@@ -32,11 +32,11 @@ static struct kvd_tally tally_of(uint64_t hit, uint64_t missed, enum kvd_miss_re
     return t;
 }
 
-static uint64_t count(struct kvd_counting *c, uint64_t now_s, const struct kvd_count_who *who,
-                      uint64_t hit, uint64_t missed)
+static struct kvd_count_slot count(struct kvd_counting *c, uint64_t now_s,
+                                   const struct kvd_count_who *who, uint64_t hit, uint64_t missed)
 {
     const struct kvd_tally t = tally_of(hit, missed, KVD_MISS_NEVER_SEEN);
-    uint64_t slot = 0;
+    struct kvd_count_slot slot = {0};
     kvd_counting_lookup(c, now_s, who, &t, &slot);
     return slot;
 }
@@ -129,6 +129,8 @@ static void test_names(void **state)
     for (int w = 0; w < KVD_WINDOW_COUNT; w++) {
         assert_int_equal(kvd_window_parse(kvd_window_name((enum kvd_window)w)), w);
     }
+    assert_int_equal(kvd_window_s(KVD_WINDOW_1H), 3600);
+    assert_int_equal(kvd_window_s(KVD_WINDOW_EVER), 0);
     assert_int_equal(kvd_window_parse("1 m"), -KVD_E_BAD_REQUEST);
     assert_int_equal(kvd_window_parse(""), -KVD_E_BAD_REQUEST);
 }
@@ -196,10 +198,11 @@ static void test_late_and_early(void **state)
     const struct kvd_count_who who = who_of("chat", "m", 1, "");
     assert_int_equal(kvd_counting_create(T0, &c), 0);
     (void)count(c, T0 + 11, &who, 1, 0);
-    (void)count(c, T0, &who, 10, 0); /* its second's slot belongs to the later one */
-    assert_int_equal(asked_blocks(c, T0 + 11, KVD_WINDOW_10S), 1);
-    assert_int_equal(asked_blocks(c, T0 + 11, KVD_WINDOW_1M), 11);
-    assert_int_equal(asked_blocks(c, T0 + 10, KVD_WINDOW_10S), 1); /* a report a bit behind */
+    (void)count(c, T0, &who, 10, 0); /* held up: counts now */
+    assert_int_equal(asked_blocks(c, T0 + 11, KVD_WINDOW_10S), 11);
+    assert_int_equal(asked_blocks(c, T0, KVD_WINDOW_10S), 11); /* a report behind all others */
+    assert_int_equal(asked_blocks(c, T0 + 22, KVD_WINDOW_10S), 0);
+    assert_int_equal(asked_blocks(c, T0 + 11, KVD_WINDOW_10S), 0); /* and time doesn't go back */
     assert_int_equal(asked_blocks(c, T0 + 11, KVD_WINDOW_EVER), 11);
     kvd_counting_destroy(&c);
 }
@@ -213,10 +216,10 @@ static void test_failed_moves_in_its_window(void **state)
     const struct kvd_count_who who = who_of("chat", "m", 1, "alice");
     const struct kvd_count_who other = who_of("agent", "m", 1, "bob");
     assert_int_equal(kvd_counting_create(T0, &c), 0);
-    const uint64_t slot = count(c, T0, &who, 8, 2);
+    const struct kvd_count_slot slot = count(c, T0, &who, 8, 2);
     (void)count(c, T0 + 30, &other, 5, 0);
     const struct kvd_amount failed = amount_of(3);
-    kvd_counting_failed(c, T0 + 30, slot, &who, KVD_TIER_DRAM, &failed);
+    kvd_counting_failed(c, &slot, &who, KVD_TIER_DRAM, &failed);
 
     /* the last 10 s don't know that look-up: nothing failed there, nothing is negative */
     struct rows *rows = report(c, T0 + 30, KVD_BY_ALL, KVD_WINDOW_10S);
@@ -293,7 +296,7 @@ static void test_too_many_tenants(void **state)
     (void)state;
     struct kvd_counting *c = NULL;
     char name[32];
-    uint64_t slot = 0;
+    struct kvd_count_slot slot = {0};
     assert_int_equal(kvd_counting_create(T0, &c), 0);
     for (unsigned i = 0; i < 400; i++) {
         (void)snprintf(name, sizeof(name), "user%u", i);
@@ -307,7 +310,7 @@ static void test_too_many_tenants(void **state)
     /* a failure of one of the rest is counted in the rest */
     const struct kvd_count_who last = who_of("chat", "m", 1, "user399");
     const struct kvd_amount failed = amount_of(2);
-    kvd_counting_failed(c, T0, slot, &last, KVD_TIER_DRAM, &failed);
+    kvd_counting_failed(c, &slot, &last, KVD_TIER_DRAM, &failed);
     rows = report(c, T0, KVD_BY_TENANT, KVD_WINDOW_10S);
     assert_int_equal(row_named(rows, "(other)")->missed[KVD_MISS_FAILED].blocks, 2);
     assert_int_equal(rows->sum.missed[KVD_MISS_FAILED].blocks, 2);
@@ -344,10 +347,10 @@ static void *write_many(void *arg)
         const struct kvd_count_who who =
             who_of(i % 2 ? "chat" : "agent", "m", (uint8_t)(i % 3), name);
         const uint64_t now = atomic_load(w->now_s);
-        const uint64_t slot = count(w->c, now, &who, 5, i % 7);
+        const struct kvd_count_slot slot = count(w->c, now, &who, 5, i % 7);
         if (i % 4 == 0) {
             const struct kvd_amount failed = amount_of(1 + i % 5);
-            kvd_counting_failed(w->c, atomic_load(w->now_s), slot, &who, KVD_TIER_DRAM, &failed);
+            kvd_counting_failed(w->c, &slot, &who, KVD_TIER_DRAM, &failed);
         }
         if (i % 50 == 0) {
             atomic_fetch_add(w->now_s, 1);
@@ -396,10 +399,10 @@ static struct kvd_counting *some_counters(void)
     assert_int_equal(kvd_counting_create(T0, &c), 0);
     const struct kvd_count_who a = who_of("chat", "m", 1, "alice");
     const struct kvd_count_who b = who_of("agent", "n", 2, "");
-    const uint64_t slot = count(c, T0, &a, 7, 1);
+    const struct kvd_count_slot slot = count(c, T0, &a, 7, 1);
     (void)count(c, T0, &b, 0, 9);
     const struct kvd_amount failed = amount_of(2);
-    kvd_counting_failed(c, T0, slot, &a, KVD_TIER_DRAM, &failed);
+    kvd_counting_failed(c, &slot, &a, KVD_TIER_DRAM, &failed);
     return c;
 }
 
