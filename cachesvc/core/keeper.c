@@ -6,6 +6,7 @@
 
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 enum {
     RECLAIM_EVERY_S = 600,
@@ -150,6 +151,13 @@ static bool segment_expired(const struct kvd_segment_info *info, void *user)
            (info->segment >= x->n || x->at_s[info->segment] + RECLAIM_MARGIN_S <= now);
 }
 
+static uint64_t undecodable(struct kvd_service *service)
+{
+    struct kvd_index_stat st;
+    kvd_index_stat(service->index, &st);
+    return st.undecodable;
+}
+
 int keeper_reclaim(struct kvd_service *service)
 {
     if (expiry_clock(service).frozen) {
@@ -160,9 +168,12 @@ int keeper_reclaim(struct kvd_service *service)
         return 0;
     }
     struct expiries x = {.service = service};
+    uint64_t unread = undecodable(service);
     int err = kvd_index_sync(service->index, false);
     err = err ? err : kvd_index_walk(service->index, expiries_add, &x);
-    if (!err) {
+    /* entries that a newer version wrote don't say until when their segments are wanted */
+    bool all_read = undecodable(service) == unread || !KVD_PROTECT(NEWER_ENTRIES_KEPT);
+    if (!err && all_read) {
         err = service->nvme->ops->reclaim(service->nvme, kvd_wall_now_s(&service->wall),
                                           segment_expired, &x);
     }
@@ -193,6 +204,7 @@ static void *keeper_main(void *arg)
     uint64_t reclaim_at_ns = kvd_mono_ns() + RECLAIM_EVERY_S * KVD_NS_PER_S;
     do {
         uint64_t now_ns = kvd_mono_ns();
+        atomic_store(&service->keeper_beat_ns, now_ns);
         register_pages(service);
         persist(service);
         if (now_ns >= reclaim_at_ns) {
@@ -209,6 +221,7 @@ static void *keeper_main(void *arg)
 
 int keeper_start(struct kvd_service *service)
 {
+    atomic_store(&service->keeper_beat_ns, kvd_mono_ns());
     int err = pthread_create(&service->keeper, NULL, keeper_main, service);
     service->keeper_runs = err == 0;
     return -err;

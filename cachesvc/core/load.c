@@ -78,17 +78,12 @@ static void load_late(struct kvd_watched *watched)
 }
 
 /* The copy below isn't what it should be: nobody looks there again. */
-static void load_forget(struct load_job *job, uint32_t i, uint8_t gone)
+static void load_forget(struct load_job *job, uint32_t i, uint8_t gone, const char *text)
 {
-    const struct kvd_place *place = &job->blocks[i].fetch.place;
-    struct kvd_index_change change = {
-        .kind = KVD_INDEX_GONE, .expect_segment = place->segment, .expect_offset = place->offset};
-    prompt_index_id(&job->lease->prompt, job->first + i, &change.id);
-    change.entry.gone = gone;
-    change.entry.gone_s = kvd_wall_now_s(&job->service->wall);
-    change.entry.scenario = job->lease->prompt.scenario->id;
+    struct bad_record bad = {.place = job->blocks[i].fetch.place, .gone = gone};
+    prompt_index_id(&job->lease->prompt, job->first + i, &bad.id);
     if (KVD_PROTECT(LOAD_FORGETS)) {
-        (void)kvd_index_submit(job->service->index, &change, 1, NULL, NULL);
+        record_bad(job->service, &bad, text);
     }
 }
 
@@ -98,14 +93,7 @@ static void load_forget(struct load_job *job, uint32_t i, uint8_t gone)
 static void load_unreadable(struct load_job *job, uint32_t i, int err)
 {
     if (err == -EIO || err == -KVD_E_IO || err == -KVD_E_CORRUPT) {
-        char hex[KVD_KEY_HEX];
-        kvd_hex(job->lease->prompt.keys[job->first + i].b, KVD_KEY_BYTES, hex);
-        atomic_fetch_add(&job->service->counts.unreadable, 1);
-        kvd_log_error(job->service->log,
-                      "block %s can't be read from segment %llu at %llu: %s; served as a miss", hex,
-                      (unsigned long long)job->blocks[i].fetch.place.segment,
-                      (unsigned long long)job->blocks[i].fetch.place.offset, kvd_strerror(err));
-        load_forget(job, i, KVD_GONE_LOST);
+        load_forget(job, i, KVD_GONE_LOST, kvd_strerror(err));
     }
 }
 
@@ -142,7 +130,8 @@ static int load_check_resident(struct load_job *job, uint32_t index, struct kvd_
     struct kvd_record rec;
     uint32_t header_bytes = 0;
     struct kvd_diag diag = {{0}};
-    bool sums = !__atomic_load_n(&slot->verified, __ATOMIC_RELAXED);
+    bool sums =
+        KVD_PROTECT(DRAM_FIRST_USE_SUM) && !__atomic_load_n(&slot->verified, __ATOMIC_RELAXED);
     int err = record_verify(slot->base, slot->slot_bytes, &expect, sums, job->token_buf, &rec,
                             &header_bytes, &diag);
     if (!err && (rec.raw_bytes != job->lease->prompt.space->desc.payload_bytes ||
@@ -150,8 +139,9 @@ static int load_check_resident(struct load_job *job, uint32_t index, struct kvd_
         err = kvd_fail(&diag, -KVD_E_CORRUPT, "sizes don't agree with the space");
     }
     if (err) {
-        record_bad(service, "dram", expect.key, &diag);
-        kvd_pool_remove(service->pool, slot);
+        struct bad_record bad = {.slot = slot, .gone = KVD_GONE_CORRUPT};
+        prompt_index_id(&job->lease->prompt, index, &bad.id);
+        record_bad(service, &bad, diag.text);
     } else if (sums) {
         kvd_pool_set_verified(service->pool, slot);
     }
@@ -250,9 +240,14 @@ static int load_take_fetched(struct load_job *job, uint32_t i)
     if (!err && rec.raw_bytes != lease->prompt.space->desc.payload_bytes) {
         err = kvd_fail(&diag, -KVD_E_CORRUPT, "sizes don't agree with the space");
     }
+    if (err == -KVD_E_NEWER) {
+        struct bad_record newer = {.place = b->fetch.place, .gone = KVD_GONE_LOST};
+        prompt_index_id(&lease->prompt, job->first + i, &newer.id);
+        record_newer(service, &newer);
+        return err;
+    }
     if (err) {
-        record_bad(service, "nvme", expect.key, &diag);
-        load_forget(job, i, KVD_GONE_CORRUPT);
+        load_forget(job, i, KVD_GONE_CORRUPT, diag.text);
         return err;
     }
     struct kvd_slot_meta meta = {.addr = prompt_addr(&lease->prompt, job->first + i),
@@ -405,7 +400,7 @@ static struct load_job *load_create(struct kvd_service *service, uint32_t first,
     }
     job->blocks = calloc(n, sizeof(*job->blocks));
     job->results = calloc(n, sizeof(*job->results));
-    job->token_buf = malloc(sizeof(uint32_t) * KVD_RECORD_BLOCKS_MAX * KVD_BLOCK_TOKENS_MAX);
+    job->token_buf = malloc(RECORD_TOKENS_MAX * sizeof(uint32_t));
     if (!job->blocks || !job->results || !job->token_buf) {
         load_free(job);
         return NULL;

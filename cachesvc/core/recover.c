@@ -9,6 +9,7 @@
 #include "cachesvc/core/service_private.h"
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 enum { SEGMENT_ROW_VERSION = 1, SEGMENT_ROW_BYTES = 72 };
 
@@ -58,13 +59,21 @@ static int segment_changed(const struct kvd_segment_info *info, bool sync, void 
     kvd_put_be32(key, (uint32_t)(info->segment >> 32));
     kvd_put_be32(key + 4, (uint32_t)info->segment);
     segment_row_encode(info, row);
-    return kvd_index_row_put(service->index, KVD_INDEX_SEGMENTS, key, sizeof(key), row, sizeof(row),
-                             sync);
+    int err = kvd_index_row_put(service->index, KVD_INDEX_SEGMENTS, key, sizeof(key), row,
+                                sizeof(row), sync);
+    if (!err && info->state == KVD_SEGMENT_DEAD) {
+        quarantine_forget(service->quarantine, info->segment);
+    }
+    return err;
 }
 
 static void record_found(const struct kvd_place *place, const struct kvd_record *rec, void *user)
 {
     struct kvd_service *service = user;
+    if (KVD_PROTECT(QUARANTINE_AT_START) &&
+        quarantine_has(service->quarantine, place->segment, place->offset)) {
+        return; /* its header may be good; it was found to be bad all the same */
+    }
     for (uint16_t i = 0; i < rec->n_blocks; i++) {
         uint32_t day = kvd_day_of(rec->created_s);
         struct kvd_index_change change = {.kind = KVD_INDEX_PUT,
@@ -103,6 +112,12 @@ static int rows_add(const void *key, uint32_t key_bytes, const void *value, uint
     struct rows *rows = user;
     struct kvd_segment_info info;
     if (segment_row_decode(value, value_bytes, &info)) {
+        /* left alone: a newer version may have written it. So its number is never used */
+        const uint8_t *k = key;
+        uint64_t segment =
+            key_bytes == 8 ? (uint64_t)kvd_get_be32(k) << 32 | kvd_get_be32(k + 4) : 0;
+        rows->highest = segment > rows->highest ? segment : rows->highest;
+        atomic_fetch_add(&rows->service->counts.newer_rows, 1);
         kvd_log_warn(rows->service->log,
                      "a segment's row in the index can't be read; its file will be scanned");
         return 0;

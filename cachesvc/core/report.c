@@ -4,12 +4,13 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "cachesvc/core/report_private.h"
 #include "cachesvc/core/service_private.h"
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
-enum { REPORT_SCHEMA = 1, RECENT_MINUTES = 10 };
+enum { RECENT_MINUTES = 10 };
 #define RECENT_NS (RECENT_MINUTES * 60 * KVD_NS_PER_S)
 
 static json_t *u64(uint64_t v)
@@ -104,12 +105,19 @@ static json_t *dram_json(struct kvd_service *s)
 
 static json_t *nvme_json(struct kvd_service *s, const struct kvd_tier_stat *st)
 {
-    return json_pack("{s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:s}", "name", s->nvme->ops->name,
-                     "cap_bytes", u64(st->cap_bytes), "used_bytes", u64(st->used_bytes), "blocks",
-                     u64(st->records), "segments", u64(st->segments), "queue_bytes",
-                     u64(st->queue_bytes), "written_bytes", u64(st->written_bytes), "read_bytes",
-                     u64(st->read_bytes), "dropped_blocks", u64(st->dropped_records),
-                     "failed_writes", u64(st->failed_writes), "state", st->state);
+    json_t *row = json_pack(
+        "{s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:s}", "name", s->nvme->ops->name, "cap_bytes",
+        u64(st->cap_bytes), "used_bytes", u64(st->used_bytes), "blocks", u64(st->records),
+        "segments", u64(st->segments), "queue_bytes", u64(st->queue_bytes), "written_bytes",
+        u64(st->written_bytes), "read_bytes", u64(st->read_bytes), "dropped_blocks",
+        u64(st->dropped_records), "failed_writes", u64(st->failed_writes), "state", st->state);
+    json_t *left =
+        json_pack("{s:o,s:o,s:o,s:o,s:o}", "foreign_files", u64(st->foreign_files), "foreign_bytes",
+                  u64(st->foreign_bytes), "newer_files", u64(st->newer_files), "newer_bytes",
+                  u64(st->newer_bytes), "quarantined", u64(quarantine_count(s->quarantine)));
+    (void)json_object_update(row, left);
+    json_decref(left);
+    return row;
 }
 
 static json_t *scenarios_json(struct kvd_service *s)
@@ -195,6 +203,7 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
                                "served as misses; check the device and the log",
                                (unsigned long long)atomic_load(&s->counts.unreadable)));
     }
+    report_scrub_problems(s, list);
     if (expiry_clock(s).frozen) {
         (void)json_array_append_new(
             list,
@@ -213,8 +222,11 @@ static json_t *index_json(struct kvd_service *s)
 {
     struct kvd_index_stat st;
     kvd_index_stat(s->index, &st);
-    return json_pack("{s:o,s:o,s:o}", "entries", u64(st.entries_estimate), "queued", u64(st.queued),
-                     "disk_bytes", u64(st.disk_bytes));
+    return json_pack("{s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "entries", u64(st.entries_estimate), "queued",
+                     u64(st.queued), "disk_bytes", u64(st.disk_bytes), "undecodable",
+                     u64(st.undecodable), "undecodable_segments",
+                     u64(atomic_load(&s->counts.newer_rows)), "read_errors", u64(st.read_errors),
+                     "failed_writes", u64(st.failed_writes));
 }
 
 static json_t *puts_json(struct kvd_service *s)
@@ -241,14 +253,15 @@ static int report_status(struct kvd_service *s, json_t **ret)
     uint32_t leases = s->n_leases;
     (void)pthread_mutex_unlock(&s->mtx);
     json_t *problems = problems_json(s, &nvme);
-    *ret = json_pack("{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema",
-                     REPORT_SCHEMA, "health", json_array_size(problems) ? "degraded" : "ok",
-                     "problems", problems, "version", KVDEPOT_VERSION, "store", store, "uptime_s",
-                     u64((kvd_mono_ns() - s->started_mono_ns) / KVD_NS_PER_S), "io",
-                     s->io->ops->name, "clients", (int)clients, "leases", (int)leases, "tiers",
-                     tiers, "index", index_json(s), "puts", puts_json(s), "corrupt",
-                     u64(atomic_load(&s->counts.corrupt)), "scenarios", scenarios_json(s), "rates",
-                     rates_json(s));
+    *ret = json_pack(
+        "{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema",
+        REPORT_SCHEMA, "health", json_array_size(problems) ? "degraded" : "ok", "problems",
+        problems, "version", KVDEPOT_VERSION, "store", store, "uptime_s",
+        u64((kvd_mono_ns() - s->started_mono_ns) / KVD_NS_PER_S), "io", s->io->ops->name, "clients",
+        (int)clients, "leases", (int)leases, "tiers", tiers, "index", index_json(s), "puts",
+        puts_json(s), "corrupt", u64(atomic_load(&s->counts.corrupt)), "newer_records",
+        u64(atomic_load(&s->counts.newer_records)), "scrub", report_scrub(s), "threads",
+        report_threads(s), "scenarios", scenarios_json(s), "rates", rates_json(s));
     return 0;
 }
 
@@ -295,10 +308,11 @@ int kvd_service_report(struct kvd_service *service, const char *what, const char
     int err = strcmp(what, "status") == 0 ? report_status(service, &root)
               : strcmp(what, "hitrate") == 0
                   ? report_hitrate(service, by ? by : "", window ? window : "", diag, &root)
-              : strcmp(what, "options") == 0
-                  ? report_options(service, &root)
+              : strcmp(what, "options") == 0 ? report_options(service, &root)
+              : strcmp(what, "verify") == 0
+                  ? report_verify(service, &root)
                   : kvd_fail(diag, -KVD_E_BAD_REQUEST,
-                             "report '%.32s': status, hitrate or options are known", what);
+                             "report '%.32s': status, hitrate, verify or options are known", what);
     if (err) {
         return err;
     }

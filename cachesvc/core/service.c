@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cachesvc/core/keeper.h"
+#include "cachesvc/core/scrub.h"
 #include "cachesvc/core/service_private.h"
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
@@ -113,16 +114,19 @@ static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *di
     s->put_id_base = s->identity.boot << 40;
     err = err ? err : open_index(s, diag);
     err = err ? err : kvd_counting_create(kvd_mono_ns() / KVD_NS_PER_S, &s->counting);
+    err = err ? err : quarantine_open(s->index, s->log, &s->quarantine);
     err = err ? err : kvd_owners_create(&s->owners);
     err = err ? err : keeper_restore(s, diag);
     err = err ? err : open_pool(s, drop_dram, diag);
     err = err ? err : recover_open_tiers(s, diag);
     err = err ? err : kvd_workers_create(WORKER_THREADS, &s->workers);
     err = err ? err : kvd_watch_create(lease_tick, s, &s->watch);
+    err = err ? err : scrub_open(s, diag);
     if (!err) {
         kvd_index_on_compaction(s->index, forget, s);
         err = keeper_start(s);
     }
+    err = err ? err : scrub_start(s);
     return err;
 }
 
@@ -186,6 +190,7 @@ void kvd_service_close(struct kvd_service **service)
     (void)pthread_mutex_unlock(&s->mtx);
     kvd_workers_destroy(&s->workers);
     kvd_watch_destroy(&s->watch);
+    scrub_stop(s);
     keeper_stop(s);
     if (s->index) {
         kvd_index_on_compaction(s->index, NULL, NULL); /* it asks the tier, which goes next */
@@ -193,6 +198,8 @@ void kvd_service_close(struct kvd_service **service)
     if (s->nvme) {
         s->nvme->ops->close(&s->nvme);
     }
+    scrub_close(s);
+    quarantine_close(&s->quarantine);
     kvd_index_close(&s->index);
     kvd_pool_close(&s->pool);
     kvd_io_close(&s->io);
@@ -208,6 +215,24 @@ void kvd_service_close(struct kvd_service **service)
     (void)pthread_mutex_destroy(&s->mtx);
     KVD_MAGIC_CLEAR(s);
     free(s);
+}
+
+int kvd_service_verify(struct kvd_service *service, const char *tier, uint64_t rate,
+                       struct kvd_diag *diag, uint64_t *ret_round)
+{
+    KVD_MAGIC_CHECK(service, SERVICE_MAGIC);
+    bool all = tier[0] == 0;
+    uint8_t tiers = (all || strcmp(tier, "nvme") == 0 ? SCRUB_NVME : 0) |
+                    (all || strcmp(tier, "dram") == 0 ? SCRUB_DRAM : 0);
+    if (!tiers) {
+        return kvd_fail(diag, -KVD_E_BAD_REQUEST, "verify tier '%.32s': dram or nvme are known",
+                        tier);
+    }
+    if (tiers == SCRUB_NVME && !service->nvme) {
+        return kvd_fail(diag, -KVD_E_BAD_REQUEST, "verify: this daemon has no nvme tier");
+    }
+    *ret_round = scrub_ask(service->scrub, tiers, rate);
+    return 0;
 }
 
 struct kvd_store_id kvd_service_store_id(const struct kvd_service *service)

@@ -107,8 +107,14 @@ void kvd_service_put_commit(struct kvd_session *session, uint64_t put, bool abor
 int kvd_service_touch(struct kvd_session *session, const struct kvd_prompt_ref *prompt, uint32_t n,
                       struct kvd_diag *diag);
 
-/* Report as JSON text (caller frees): what is "status", "hitrate" or "options". -KVD_E_BAD_REQUEST
- * names the argument. */
+/* Begins to read over again all that is stored, or one tier ("dram", "nvme"; "": all) of it, at
+ * most `rate` bytes a second (0: no limit). Returns at once, with the round's number; its course is
+ * in the report "verify". -KVD_E_BAD_REQUEST. */
+int kvd_service_verify(struct kvd_service *service, const char *tier, uint64_t rate,
+                       struct kvd_diag *diag, uint64_t *ret_round);
+
+/* Report as JSON text (caller frees): what is "status", "hitrate", "verify" or "options".
+ * -KVD_E_BAD_REQUEST names the argument. */
 int kvd_service_report(struct kvd_service *service, const char *what, const char *by,
                        const char *window, struct kvd_diag *diag, char **ret_json);
 

@@ -15,6 +15,7 @@
 #include "cachesvc/core/counting.h"
 #include "cachesvc/core/identity.h"
 #include "cachesvc/core/owners.h"
+#include "cachesvc/core/quarantine.h"
 #include "cachesvc/core/service.h"
 #include "cachesvc/core/wall.h"
 #include "cachesvc/core/watch.h"
@@ -39,6 +40,7 @@ enum {
     ALL_PIN_PERCENT = 80, /* of the pool, by leases of all clients */
     STAGING_SHARE = 8,    /* staging gets at most one part in so many of dram.cap */
     GHOST_S = 14 * KVD_DAY_S,
+    RECORD_TOKENS_MAX = KVD_RECORD_BLOCKS_MAX * KVD_BLOCK_TOKENS_MAX,
     SKEW_FREEZE_S = 600, /* the clocks disagree by more: nothing expires until they agree */
 };
 
@@ -70,7 +72,11 @@ struct service_counts {
     atomic_uint_fast64_t write_failures;
     atomic_uint_fast64_t corrupt;
     atomic_uint_fast64_t unreadable;
+    atomic_uint_fast64_t newer_records; /* asked for, and left alone */
+    atomic_uint_fast64_t newer_rows;    /* of segments; met at start */
 };
+
+struct scrub;
 
 struct kvd_service {
     uint32_t magic;
@@ -89,6 +95,8 @@ struct kvd_service {
     struct kvd_owners *owners;
     struct kvd_workers *workers;
     struct kvd_watch *watch;
+    struct quarantine *quarantine;
+    struct scrub *scrub; /* see scrub.h */
     struct service_counts counts;
     atomic_uint_fast64_t next_id; /* of leases and puts */
     uint64_t put_id_base;         /* boot number in the high bits: never two puts with one id */
@@ -110,6 +118,7 @@ struct kvd_service {
     bool keeper_runs;
     pthread_cond_t keeper_wake;
     bool stopping;                          /* lock: mtx */
+    atomic_uint_fast64_t keeper_beat_ns;    /* when it last began a turn */
     atomic_int page_buffer[POOL_PAGES_MAX]; /* registered buffer of a pool page, or PAGE_… */
 };
 
@@ -248,14 +257,29 @@ void touch_block(struct kvd_service *service, const struct kept_prompt *prompt, 
 
 /* ---- checking records (verify.c) ---- */
 
-/* Decodes the record at base and compares identity; checks the payload's sum too where sums is set.
- */
+/* Decodes the record at base and compares identity (expect may be NULL); checks the payload's sum
+ * too where sums is set. -KVD_E_CORRUPT; -KVD_E_NEWER. token_buf: RECORD_TOKENS_MAX. */
 int record_verify(const uint8_t *base, uint64_t extent_bytes,
                   const struct kvd_record_expect *expect, bool sums, uint32_t *token_buf,
                   struct kvd_record *ret_rec, uint32_t *ret_header_bytes, struct kvd_diag *diag);
-/* A bad record: counted, alarmed in the log. */
-void record_bad(struct kvd_service *service, const char *where, const struct kvd_key *key,
-                const struct kvd_diag *diag);
+/* A resident record by itself: header, sum, and that it is the block that its slot names. The slot
+ * is pinned. diag may be NULL. */
+int slot_verify(const struct kvd_slot *slot, uint32_t *token_buf, struct kvd_diag *diag);
+
+struct bad_record {
+    struct kvd_slot *slot;  /* in dram: pinned by the caller. NULL: below */
+    struct kvd_place place; /* below; offset 0 stands for the segment's own header or footer */
+    struct kvd_index_id id; /* whose it should be */
+    uint64_t put_id;        /* 0: not known */
+    uint8_t gone;           /* KVD_GONE_CORRUPT, or KVD_GONE_LOST: it can't be read */
+};
+/* What becomes of a bad record, whoever found it. In dram it is removed. Below, its entry becomes a
+ * ghost, its place is quarantined, and a good copy in dram is written down anew. Counted and
+ * alarmed once a record. Waits for the index; not from its callbacks. */
+void record_bad(struct kvd_service *service, const struct bad_record *bad, const char *text);
+/* A record of a later version, where a look-up led: a miss from there on, or its load would fail
+ * for ever; the record stays as it is. */
+void record_newer(struct kvd_service *service, const struct bad_record *newer);
 
 /* Buffer index of a pool page for the I/O engine, or -1. */
 int page_buffer(struct kvd_service *service, const struct kvd_slot *slot);

@@ -179,7 +179,7 @@ static int nvme_reclaim(struct kvd_tier *tier, uint64_t now_s,
     first_err = kvd_nvme_unlink_dying(t);
     for (uint32_t i = 0; i < t->n_table; i++) {
         struct nvme_segment *seg = t->table[i];
-        if (kvd_nvme_is_live(seg) && !seg->busy) {
+        if (kvd_nvme_is_live(seg) && !seg->busy && !seg->newer) {
             int err = reclaim_one(t, seg, expired, user);
             first_err = first_err ? first_err : err;
         }
@@ -216,6 +216,11 @@ static void nvme_stat(struct kvd_tier *tier, struct kvd_tier_stat *ret)
     ret->read_bytes = t->read_bytes;
     ret->dropped_records = t->dropped_records;
     ret->failed_writes = t->failed_writes;
+    ret->reads = t->fetches;
+    ret->foreign_files = t->foreign_files;
+    ret->foreign_bytes = t->foreign_bytes;
+    ret->newer_files = t->newer_files;
+    ret->newer_bytes = t->newer_bytes;
     ret->state = t->folder_gone ? "its folder was removed: nothing can be written there; restart "
                                   "kvdepotd"
                  : t->no_space  ? "no space left on the device"
@@ -223,7 +228,8 @@ static void nvme_stat(struct kvd_tier *tier, struct kvd_tier_stat *ret)
                                   "folder's rights and the log"
                  : t->unsealed  ? "ok; a segment could not be ended, the next start reads it "
                                   "whole; check the device"
-                 : t->foreign_bytes ? "ok; some files are not ours and left alone"
+                 : t->foreign_files ? "ok; some files are not ours and left alone"
+                 : t->newer_files   ? "ok; some files are of a newer version and left alone"
                  : t->buffered      ? "ok; buffered, no direct I/O here"
                                     : "ok";
     for (uint32_t i = 0; i < t->n_table; i++) {
@@ -429,6 +435,7 @@ const struct kvd_tier_ops kvd_tier_nvme = {
     .live = nvme_live,
     .reclaim = nvme_reclaim,
     .flush = nvme_flush,
+    .records = kvd_nvme_records,
     .stat = nvme_stat,
     .scenario_bytes = nvme_scenario_bytes,
     .close = nvme_close,

@@ -38,6 +38,7 @@ struct nvme_segment {
     bool busy;                    /* lock: mtx; records of the current batch go into it */
     bool lost;                    /* lock: mtx; a reader found that its file is gone */
     bool held;                    /* lock: mtx; dead, but counts until its readers are done */
+    bool newer;                   /* constant once recovered: holds what a later version wrote */
     bool appendable;              /* lock: change; OPEN, of this run, and nothing failed in it */
     /* of an appendable segment; owner: the writer thread, with change */
     uint64_t end;
@@ -79,7 +80,10 @@ struct nvme {
     uint64_t used_bytes;    /* lock: mtx, and all below */
     uint64_t held_bytes;    /* part of used_bytes: dead, waiting for readers */
     uint64_t foreign_bytes; /* part of used_bytes: files that were left alone */
-    struct kvd_list queue;  /* of kvd_store_request.link */
+    uint64_t foreign_files;
+    uint64_t newer_bytes; /* part of used_bytes: files that a later version wrote to */
+    uint64_t newer_files;
+    struct kvd_list queue; /* of kvd_store_request.link */
     uint64_t queue_bytes;
     uint64_t queued_seq;   /* requests ever taken */
     uint64_t finished_seq; /* of those, callback has returned; in order */
@@ -143,6 +147,9 @@ void kvd_nvme_charge(struct nvme *t, struct nvme_segment *seg, uint64_t bytes);
  * while the file is opened. -KVD_E_NOT_FOUND, … */
 int kvd_nvme_reader_get(struct nvme *t, uint64_t segment, int *ret_fd);
 void kvd_nvme_reader_put(struct nvme *t, uint64_t segment, uint64_t read_bytes);
+
+/* ---- nvme_check.c; no lock held ---- */
+int kvd_nvme_records(struct kvd_tier *tier, uint64_t from, struct kvd_segment_records *ret);
 
 /* ---- nvme_write.c ---- */
 

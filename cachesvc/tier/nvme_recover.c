@@ -9,7 +9,7 @@
  *   DYING    there or not              unlinked, DEAD
  *   DEAD     there                     unlinked
  *   live     not there                 DEAD, lost
- *   none     not ours, or newer        left alone, said in the log
+ *   none     not ours, or newer        left alone, counted, said in the log
  *   any      header damaged            with a row: DEAD, corrupt; else left alone (blank: unlinked)
  *
  * What is left alone counts against the cap all the same: the cap is about the folder. A file that
@@ -98,45 +98,49 @@ static void set_dead(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_rea
     close_fd(t, seg);
 }
 
-/* Says that a file stays as it is, and counts it. */
-static void leave_alone(struct nvme *t, const struct kvd_segment_info *info, const char *why)
+/* Says that a file stays as it is, and counts it: as a later version's, or as not ours. */
+static void leave_alone(struct nvme *t, const struct kvd_segment_info *info, bool newer,
+                        const char *why)
 {
     char name[KVD_SEGMENT_NAME_BYTES];
     struct stat st;
     kvd_segment_name(info, name);
-    if (fstatat(t->root_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
-        t->used_bytes += (uint64_t)st.st_size;
-        t->foreign_bytes += (uint64_t)st.st_size;
-    }
+    uint64_t bytes =
+        fstatat(t->root_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_size : 0;
+    t->used_bytes += bytes;
+    *(newer ? &t->newer_bytes : &t->foreign_bytes) += bytes;
+    *(newer ? &t->newer_files : &t->foreign_files) += 1;
     kvd_log_warn(t->log, "nvme: %s is left alone: %s", name, why);
+}
+
+/* The same for a segment that is read as far as this version can. */
+static void keep_newer(struct nvme *t, struct nvme_segment *seg)
+{
+    char name[KVD_SEGMENT_NAME_BYTES];
+    kvd_segment_name(&seg->info, name);
+    seg->newer = true;
+    t->newer_bytes += seg->info.bytes;
+    t->newer_files++;
+    kvd_log_warn(t->log, "nvme: %s holds what a newer version wrote, and stays as it is", name);
 }
 
 static void unlink_file(struct nvme *t, const struct kvd_segment_info *info)
 {
     int err = kvd_segment_file_unlink(t->io, t->root_fd, info);
     if (err) {
-        leave_alone(t, info, kvd_strerror(err));
+        leave_alone(t, info, false, kvd_strerror(err));
     }
 }
 
 /* ---- reading one segment ---- */
 
-static int add_row(struct nvme_segment *seg, const struct kvd_record *rec, uint64_t offset,
-                   uint32_t extent_bytes)
+static int add_row(struct nvme_segment *seg, const struct kvd_record *rec, uint64_t offset)
 {
     int err = kvd_nvme_reserve_row(seg, seg->n_rows);
-    if (err) {
-        return err;
+    if (!err) {
+        kvd_segment_row_of(rec, offset, &seg->rows[seg->n_rows++]);
     }
-    seg->rows[seg->n_rows++] = (struct kvd_segment_row){.offset = offset,
-                                                        .extent_bytes = extent_bytes,
-                                                        .n_blocks = rec->n_blocks,
-                                                        .rank = rec->rank,
-                                                        .put_id = rec->put_id,
-                                                        .index = rec->index,
-                                                        .group = rec->group,
-                                                        .first_key = rec->blocks[0].key};
-    return 0;
+    return err;
 }
 
 static void report_record(struct nvme *t, const struct nvme_segment *seg, uint64_t offset,
@@ -147,8 +151,10 @@ static void report_record(struct nvme *t, const struct nvme_segment *seg, uint64
     t->events.record_found(&place, rec, t->events.user);
 }
 
-/* Reports what the footer lists. One record whose header is damaged costs only itself. */
-static int read_listed(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_reader *r)
+/* Reports what the footer lists. One record that is damaged, or isn't the listed one, costs only
+ * itself. *ret_newer: a later version's is among them. */
+static int read_listed(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_reader *r,
+                       bool *ret_newer)
 {
     KVD_AUTOFREE struct kvd_segment_row *rows = NULL;
     uint32_t n = 0;
@@ -158,7 +164,8 @@ static int read_listed(struct nvme *t, struct nvme_segment *seg, struct kvd_segm
         struct kvd_record rec;
         uint32_t extent;
         int bad = kvd_segment_reader_record(r, rows[i].offset, false, &rec, &extent);
-        if (bad == 0 && extent == rows[i].extent_bytes) {
+        *ret_newer = *ret_newer || bad == -KVD_E_NEWER;
+        if (bad == 0 && kvd_segment_row_check(&rows[i], &rec, NULL) == 0) {
             report_record(t, seg, rows[i].offset, extent, &rec);
         }
     }
@@ -168,18 +175,21 @@ static int read_listed(struct nvme *t, struct nvme_segment *seg, struct kvd_segm
     return err;
 }
 
-/* Reports every whole record from the header on, and collects rows for the footer. */
-static int scan(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_reader *r)
+/* Reports every whole record from the header on, and collects rows for the footer. *ret_newer: it
+ * ended at a record of a later version. */
+static int scan(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_reader *r,
+                bool *ret_newer)
 {
     seg->end = KVD_SEGMENT_HEADER_BYTES;
     for (;;) {
         struct kvd_record rec;
         uint32_t extent = 0;
         int err = kvd_segment_reader_record(r, seg->end, true, &rec, &extent);
+        *ret_newer = *ret_newer || err == -KVD_E_NEWER;
         if (err && err != -ENOMEM) {
             return 0; /* here ends what is whole */
         }
-        err = err ? err : add_row(seg, &rec, seg->end, extent);
+        err = err ? err : add_row(seg, &rec, seg->end);
         if (err) {
             return err;
         }
@@ -195,7 +205,9 @@ static int sync_file(struct nvme *t, int fd)
 }
 
 /* Reads a segment whose header is good, reports its row and its records, and leaves it SEALED, or
- * dead where it holds nothing. A segment that can't be sealed now is read all the same. */
+ * dead where it holds nothing. A segment that can't be sealed now is read all the same. One that
+ * holds what a later version wrote is read as far as that goes, and its file stays as it is: a
+ * footer of ours would cut off the rest. */
 static int read_segment(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_reader *r)
 {
     int err = kvd_nvme_report(t, seg, false);
@@ -203,16 +215,24 @@ static int read_segment(struct nvme *t, struct nvme_segment *seg, struct kvd_seg
         return err;
     }
     seg->info.records = 0;
-    err = read_listed(t, seg, r);
-    if (err == 0) {
+    bool newer = false;
+    int listed = read_listed(t, seg, r, &newer);
+    newer = newer || listed == -KVD_E_NEWER;
+    err = listed ? scan(t, seg, r, &newer) : 0;
+    if (err) {
+        return err;
+    }
+    if (newer && KVD_PROTECT(NEWER_LEFT_ALONE)) {
+        keep_newer(t, seg);
+    }
+    if (listed == 0) {
         seg->info.state = KVD_SEGMENT_SEALED;
         return kvd_nvme_report(t, seg, false);
     }
-    err = scan(t, seg, r);
-    if (!err) {
+    if (!seg->newer) {
         (void)kvd_nvme_seal(t, seg);
     }
-    return err;
+    return 0;
 }
 
 /* ---- files without a row, and OPEN rows ---- */
@@ -286,7 +306,7 @@ static int recover_open(struct nvme *t, struct nvme_segment *seg)
         return err;
     }
     if (err || (o.header_err == 0 && !header_agrees(t, &o.header, &seg->info, &why))) {
-        leave_alone(t, &seg->info, err ? kvd_strerror(err) : why);
+        leave_alone(t, &seg->info, err == -KVD_E_NEWER, err ? kvd_strerror(err) : why);
         set_dead(t, seg, KVD_GONE_LOST);
         return 0;
     }
@@ -303,18 +323,21 @@ static int recover_open(struct nvme *t, struct nvme_segment *seg)
     return kvd_nvme_report(t, seg, false);
 }
 
-/* Whether there is anything in a file without a row: a footer with rows, or a first record. */
+/* Whether there is anything in a file without a row: a footer with rows, or a first record. What a
+ * later version wrote is something. */
 static bool has_records(struct kvd_segment_reader *r)
 {
     KVD_AUTOFREE struct kvd_segment_row *rows = NULL;
     uint32_t n = 0;
     uint64_t end;
-    if (kvd_segment_reader_footer(r, &rows, &n, &end) == 0) {
+    int err = kvd_segment_reader_footer(r, &rows, &n, &end);
+    if (err == 0) {
         return n > 0;
     }
     struct kvd_record rec;
     uint32_t extent;
-    return kvd_segment_reader_record(r, KVD_SEGMENT_HEADER_BYTES, true, &rec, &extent) == 0;
+    int first = kvd_segment_reader_record(r, KVD_SEGMENT_HEADER_BYTES, true, &rec, &extent);
+    return err == -KVD_E_NEWER || first == 0 || first == -KVD_E_NEWER;
 }
 
 static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
@@ -330,7 +353,7 @@ static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
         return 0;
     }
     if (err || o.header_err || !header_agrees(t, &o.header, info, &why)) {
-        leave_alone(t, info, err ? kvd_strerror(err) : why);
+        leave_alone(t, info, err == -KVD_E_NEWER, err ? kvd_strerror(err) : why);
         return 0;
     }
     if (!has_records(&o.reader)) {
@@ -483,7 +506,7 @@ static int keep_sealed(struct nvme *t, struct nvme_segment *seg)
     int err = kvd_segment_file_open(t->io, t->root_fd, &seg->info, &fd);
     err = err ? err : kvd_segment_file_bytes(fd, &size, &charge);
     if (err) {
-        leave_alone(t, &seg->info, kvd_strerror(err));
+        leave_alone(t, &seg->info, false, kvd_strerror(err));
         set_dead(t, seg, KVD_GONE_LOST);
     } else {
         kvd_nvme_charge(t, seg, charge);
@@ -498,7 +521,7 @@ static int finish_death(struct nvme *t, struct nvme_segment *seg, bool has_file)
     const char *why = NULL;
     if (has_file && open_and_read_header(t, &seg->info, &o) == 0 && o.header_err == 0 &&
         !header_agrees(t, &o.header, &seg->info, &why)) {
-        leave_alone(t, &seg->info, why);
+        leave_alone(t, &seg->info, false, why);
     } else if (has_file) {
         unlink_file(t, &seg->info);
     }

@@ -197,7 +197,7 @@ static struct nvme_segment *choose_victim(struct nvme *t, bool *ret_any_busy)
     *ret_any_busy = false;
     for (uint32_t i = 0; i < t->n_table; i++) {
         struct nvme_segment *seg = t->table[i];
-        if (!kvd_nvme_is_live(seg)) {
+        if (!kvd_nvme_is_live(seg) || seg->newer) {
             continue;
         }
         if (seg->busy) {

@@ -412,25 +412,27 @@ void kvd_pool_touch(struct kvd_pool *pool, struct kvd_slot *slot, uint16_t scena
     pool_unlock(pool);
 }
 
-void kvd_pool_remove(struct kvd_pool *pool, struct kvd_slot *slot)
+bool kvd_pool_remove(struct kvd_pool *pool, struct kvd_slot *slot)
 {
     pool_lock(pool);
     KVD_ASSERT(inside(slot)->pins > 0);
-    if (inside(slot)->state == POOL_SLOT_READY) {
+    const bool there = inside(slot)->state == POOL_SLOT_READY;
+    if (there) {
         pool_slot_forget(pool, inside(slot));
     }
     pool_unlock(pool);
+    return there;
 }
 
 /* ---- all ---- */
 
-/* The next READY slots from (*page, *slot) on, pinned. */
-static uint32_t walk_batch(struct kvd_pool *pool, uint32_t *page, uint32_t *slot,
+/* The next READY slots from (*page, *slot) on, pinned; at most max. */
+static uint32_t walk_batch(struct kvd_pool *pool, uint32_t *page, uint32_t *slot, uint32_t max,
                            struct kvd_slot **ret)
 {
     uint32_t n = 0;
     pool_lock(pool);
-    while (*page < pool->layout.pages && n < WALK_BATCH) {
+    while (*page < pool->layout.pages && n < max) {
         const struct pool_page *p = &pool->pages[*page];
         if (p->class < 0 || *slot >= pool->layout.shape[p->class].slots) {
             (*page)++;
@@ -453,12 +455,22 @@ void kvd_pool_walk(struct kvd_pool *pool, void (*fn)(struct kvd_slot *slot, void
     uint32_t page = 0;
     uint32_t at = 0;
     uint32_t n;
-    while ((n = walk_batch(pool, &page, &at, slots)) > 0) {
+    while ((n = walk_batch(pool, &page, &at, WALK_BATCH, slots)) > 0) {
         for (uint32_t i = 0; i < n; i++) {
             fn(slots[i], user);
             kvd_pool_unpin(pool, slots[i]);
         }
     }
+}
+
+struct kvd_slot *kvd_pool_next(struct kvd_pool *pool, uint64_t *cursor)
+{
+    struct kvd_slot *slot = NULL;
+    uint32_t page = (uint32_t)(*cursor >> 32);
+    uint32_t at = (uint32_t)*cursor;
+    (void)walk_batch(pool, &page, &at, 1, &slot);
+    *cursor = (uint64_t)page << 32 | at;
+    return slot;
 }
 
 void kvd_pool_stat(struct kvd_pool *pool, struct kvd_pool_stat *ret)

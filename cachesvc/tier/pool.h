@@ -138,8 +138,12 @@ void kvd_pool_set_nvme_segment(struct kvd_pool *pool, struct kvd_slot *slot, uin
 void kvd_pool_touch(struct kvd_pool *pool, struct kvd_slot *slot, uint16_t scenario, uint32_t day);
 
 /* No longer findable, whoever pins it; freed with its last pin. `slot` is pinned by the caller, who
- * still unpins. */
-void kvd_pool_remove(struct kvd_pool *pool, struct kvd_slot *slot);
+ * still unpins. False: somebody removed it before. */
+bool kvd_pool_remove(struct kvd_pool *pool, struct kvd_slot *slot);
+
+/* The next READY slot, pinned for the caller, or NULL at the end. *cursor is 0 at the beginning;
+ * what comes and goes meanwhile may be met or not. For a walk that takes its time. */
+struct kvd_slot *kvd_pool_next(struct kvd_pool *pool, uint64_t *cursor);
 
 /* Calls fn for every READY slot (pinned while it runs, without the lock). For start-up, expiry and
  * verify. */

@@ -119,6 +119,15 @@ struct kvd_fetch_request {
     struct kvd_list link;     /* the tier's */
 };
 
+/* The records of one live segment, for a check of what lies on the device. */
+struct kvd_segment_records {
+    struct kvd_segment_info info;
+    struct kvd_segment_row *rows; /* the caller's to free */
+    uint32_t n_rows;
+    int damage;        /* of the segment itself: 0, -KVD_E_CORRUPT, -KVD_E_NEWER, -KVD_E_IO, … */
+    const char *where; /* what is damaged: "header", "footer" */
+};
+
 struct kvd_tier_stat {
     uint64_t cap_bytes;
     uint64_t used_bytes; /* of files, as counted against the cap */
@@ -129,6 +138,11 @@ struct kvd_tier_stat {
     uint64_t read_bytes;      /* since start */
     uint64_t dropped_records; /* with segments, since start */
     uint64_t failed_writes;
+    uint64_t reads;         /* under way */
+    uint64_t foreign_files; /* left alone: another store's, damaged, unreadable */
+    uint64_t foreign_bytes;
+    uint64_t newer_files; /* left alone: they, or records in them, are of a later version */
+    uint64_t newer_bytes;
     const char *state; /* "ok", or why not in a few words */
 };
 
@@ -149,6 +163,11 @@ struct kvd_tier_ops {
     /* Returns when everything queued before the call is durable, or at the deadline
      * (-KVD_E_DEADLINE). */
     int (*flush)(struct kvd_tier *tier, uint64_t deadline_ns);
+    /* What the first live segment numbered `from` or higher holds: by its footer, or as it was
+     * written so far; where the footer is damaged, by the records' own headers. The rows are not
+     * compared with the records. -KVD_E_NOT_FOUND: there is none; -ENOMEM. Reads a few pages, holds
+     * up no writer, and the segment may die meanwhile. */
+    int (*records)(struct kvd_tier *tier, uint64_t from, struct kvd_segment_records *ret);
     void (*stat)(struct kvd_tier *tier, struct kvd_tier_stat *ret);
     void (*scenario_bytes)(struct kvd_tier *tier, uint64_t *per, uint32_t n);
     void (*close)(struct kvd_tier **tier); /* flushes, seals open segments */

@@ -13,6 +13,7 @@
 
 #include "proto/base/bytes.h"
 #include "proto/base/error.h"
+#include "proto/base/protect.h"
 #include "proto/format/record.h"
 
 enum {
@@ -71,7 +72,8 @@ static inline int kvd_frame_check(const uint8_t *p, uint64_t n, const char magic
     if (n < header_bytes) {
         return -KVD_E_TOO_LONG;
     }
-    if (kvd_get_le64(p + KVD_FRAME_SUM) != kvd_frame_sum(p, header_bytes)) {
+    if (KVD_PROTECT(HEADER_SUM) &&
+        kvd_get_le64(p + KVD_FRAME_SUM) != kvd_frame_sum(p, header_bytes)) {
         return -KVD_E_CORRUPT;
     }
     if (have > version) {

@@ -95,6 +95,38 @@ int kvd_segment_header_decode(const void *buf, uint64_t n, struct kvd_segment_he
     return 0;
 }
 
+void kvd_segment_row_of(const struct kvd_record *rec, uint64_t offset, struct kvd_segment_row *ret)
+{
+    *ret = (struct kvd_segment_row){.offset = offset,
+                                    .extent_bytes = (uint32_t)kvd_record_extent_bytes(rec),
+                                    .n_blocks = rec->n_blocks,
+                                    .rank = rec->rank,
+                                    .put_id = rec->put_id,
+                                    .index = rec->index,
+                                    .group = rec->group,
+                                    .first_key = rec->blocks[0].key};
+}
+
+int kvd_segment_row_check(const struct kvd_segment_row *row, const struct kvd_record *rec,
+                          struct kvd_diag *diag)
+{
+    struct kvd_segment_row is;
+    kvd_segment_row_of(rec, row->offset, &is);
+    const char *field = is.extent_bytes != row->extent_bytes ? "size"
+                        : is.n_blocks != row->n_blocks       ? "number of blocks"
+                        : is.rank != row->rank               ? "rank"
+                        : is.put_id != row->put_id           ? "put id"
+                        : is.index != row->index             ? "index in the chain"
+                        : memcmp(&is.group, &row->group, sizeof(is.group)) != 0 ? "group"
+                        : !kvd_key_equal(&is.first_key, &row->first_key)        ? "key"
+                                                                                : NULL;
+    return field ? kvd_fail(diag, -KVD_E_CORRUPT,
+                            "its segment lists another record here: the %s "
+                            "differs",
+                            field)
+                 : 0;
+}
+
 uint64_t kvd_segment_footer_bytes(uint32_t n_rows)
 {
     return kvd_round_up((uint64_t)n_rows * ROW_BYTES + TAIL_BYTES, KVD_ALIGN_BYTES);

@@ -53,6 +53,14 @@ struct kvd_segment_row {
     struct kvd_key first_key;
 };
 
+/* The row of a record that lies at `offset`. */
+void kvd_segment_row_of(const struct kvd_record *rec, uint64_t offset, struct kvd_segment_row *ret);
+
+/* Whether a row speaks of this record: its size, blocks, rank, put id, place in the chain, key. 0;
+ * -KVD_E_CORRUPT with the field's name in diag (may be NULL). */
+int kvd_segment_row_check(const struct kvd_segment_row *row, const struct kvd_record *rec,
+                          struct kvd_diag *diag);
+
 /* Writes the header into buf (KVD_SEGMENT_HEADER_BYTES). */
 void kvd_segment_header_encode(const struct kvd_segment_header *h, void *buf);
 
