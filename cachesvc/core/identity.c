@@ -13,6 +13,7 @@
 
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 enum { IDENTITY_FILE_MAX = 512, IDENTITY_FORMAT = 1 };
 
@@ -74,7 +75,7 @@ static int lock_folder(int dir, const char *folder, struct kvd_diag *diag)
         return kvd_fail(diag, err, "%s/LOCK can't be opened: %s; check the folder's rights", folder,
                         kvd_strerror(err));
     }
-    if (flock(fd, LOCK_EX | LOCK_NB)) {
+    if (KVD_PROTECT(STORE_LOCK) && flock(fd, LOCK_EX | LOCK_NB)) {
         int err = errno == EWOULDBLOCK ? -KVD_E_IN_USE : -errno;
         (void)close(fd);
         return kvd_fail(diag, err,
@@ -213,7 +214,8 @@ int kvd_identity_claim(struct kvd_io *io, const char *folder, const struct kvd_i
         id = *identity;
         id.boot = 0;
         err = write_identity(io, dir, folder, &id, diag);
-    } else if (!err && memcmp(&id.store, &identity->store, sizeof(id.store)) != 0) {
+    } else if (KVD_PROTECT(FOLDER_OF_THIS_STORE) && !err &&
+               memcmp(&id.store, &identity->store, sizeof(id.store)) != 0) {
         return kvd_fail(
             diag, -KVD_E_WRONG_STORE,
             "folder %s belongs to another store; give this store a folder of its own, or "

@@ -29,9 +29,10 @@ static void persist(struct kvd_service *service)
     int err = kvd_index_row_put(service->index, KVD_INDEX_META, row_wall, sizeof(row_wall) - 1,
                                 wall, sizeof(wall), false);
     err = err ? err : kvd_counting_encode(service->counting, &counters, &n);
-    err = err ? err
-              : kvd_index_row_put(service->index, KVD_INDEX_META, row_counters,
-                                  sizeof(row_counters) - 1, counters, n, false);
+    if (!err && KVD_PROTECT(COUNTERS_EVERY_SECOND)) {
+        err = kvd_index_row_put(service->index, KVD_INDEX_META, row_counters,
+                                sizeof(row_counters) - 1, counters, n, false);
+    }
     free(counters);
     if (err) {
         kvd_log_error(service->log, "counters can't be written down: %s", kvd_strerror(err));

@@ -6,6 +6,7 @@
 
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
+#include "proto/base/protect.h"
 
 void kvd_entry_key_encode(const struct kvd_index_id *id, uint8_t ret_key[KVD_ENTRY_KEY_BYTES])
 {
@@ -103,7 +104,8 @@ bool kvd_entry_change(const struct kvd_index_change *change, const struct kvd_in
     switch (change->kind) {
     case KVD_INDEX_PUT:
         *ret_new = *want;
-        if (old && old->segment == want->segment && old->offset == want->offset) {
+        if (KVD_PROTECT(FOUND_AGAIN_KEEPS_USE) && old && old->segment == want->segment &&
+            old->offset == want->offset) {
             ret_new->scenario =
                 old->scenario; /* found again after a crash: what used it since is kept */
             ret_new->created_day = old->created_day;

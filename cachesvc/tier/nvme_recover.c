@@ -184,7 +184,7 @@ static int scan(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_rea
     for (;;) {
         struct kvd_record rec;
         uint32_t extent = 0;
-        int err = kvd_segment_reader_record(r, seg->end, true, &rec, &extent);
+        int err = kvd_segment_reader_record(r, seg->end, KVD_PROTECT(SCAN_SUMS), &rec, &extent);
         *ret_newer = *ret_newer || err == -KVD_E_NEWER;
         if (err && err != -ENOMEM) {
             return 0; /* here ends what is whole */
@@ -419,7 +419,7 @@ static int note_file(struct recovery *rc, const char *folder, const char *file)
     }
     int64_t row = row_of(rc, &info);
     if (row < 0) {
-        return add_orphan(rc, &info);
+        return KVD_PROTECT(UNKNOWN_SEGMENT_READ) ? add_orphan(rc, &info) : 0;
     }
     rc->seen[row] = true;
     return 0;
@@ -487,7 +487,9 @@ static int load_rows(struct recovery *rc, const struct kvd_segment_info *known, 
         }
         hear_time(rc->t, sorted[i].created_s);
         hear_time(rc->t, sorted[i].died_s);
-        sorted[i].bytes = 0; /* until its file is seen */
+        if (KVD_PROTECT(USAGE_OF_FILES)) {
+            sorted[i].bytes = 0; /* until its file is seen */
+        }
         struct nvme_segment *seg = kvd_nvme_add(rc->t, &sorted[i]);
         if (!seg) {
             return -ENOMEM;
@@ -508,7 +510,7 @@ static int keep_sealed(struct nvme *t, struct nvme_segment *seg)
     if (err) {
         leave_alone(t, &seg->info, false, kvd_strerror(err));
         set_dead(t, seg, KVD_GONE_LOST);
-    } else {
+    } else if (KVD_PROTECT(SEALED_ARE_COUNTED)) {
         kvd_nvme_charge(t, seg, charge);
     }
     return 0;
@@ -543,7 +545,8 @@ static int settle_row(struct nvme *t, struct nvme_segment *seg, bool has_file)
         set_dead(t, seg, KVD_GONE_LOST);
         return kvd_nvme_report(t, seg, false);
     }
-    return state == KVD_SEGMENT_SEALED ? keep_sealed(t, seg) : recover_open(t, seg);
+    bool sealed = state == KVD_SEGMENT_SEALED || !KVD_PROTECT(OPEN_SEGMENT_READ);
+    return sealed ? keep_sealed(t, seg) : recover_open(t, seg);
 }
 
 static int settle_all(struct recovery *rc)
@@ -569,7 +572,7 @@ int kvd_nvme_recover(struct nvme *t, const struct kvd_segment_info *known, uint3
     int err = load_rows(&rc, known, n_known);
     err = err ? err : walk_folder(&rc, ".", note_folder);
     err = err ? err : settle_all(&rc);
-    if (!err) {
+    if (!err && KVD_PROTECT(CAP_AT_START)) {
         err = kvd_nvme_make_room(t, 0);     /* the cap may be lower than in the last run */
         err = err == -KVD_E_FULL ? 0 : err; /* left-alone files exceed it: nothing is written */
     }

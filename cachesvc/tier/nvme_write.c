@@ -14,6 +14,7 @@
 
 #include "cachesvc/tier/nvme_private.h"
 #include "proto/base/assert.h"
+#include "proto/base/protect.h"
 
 struct item {
     struct kvd_io_request io;
@@ -293,24 +294,35 @@ static void settle_segments(struct nvme *t, struct nvme_batch *b)
     }
 }
 
-/* Callbacks, then the accounts: whoever waits in flush sees their effects. */
-static void finish(struct nvme *t, struct nvme_batch *b)
+struct told {
+    uint64_t bytes;
+    uint32_t failed;
+};
+
+/* The callbacks. What is good is told before its segment may be sealed: a start reads no segment
+ * that was, so a kill in between would leave records that nobody finds. */
+static struct told tell(struct nvme_batch *b)
 {
-    uint64_t bytes = 0;
-    uint32_t failed = 0;
+    struct told told = {0};
     for (uint32_t i = 0; i < b->n_items; i++) {
         struct kvd_store_request *req = b->items[i].req;
-        bytes += req->extent_bytes;
-        failed += req->result != 0;
+        told.bytes += req->extent_bytes;
+        told.failed += req->result != 0;
         if (req->result) {
             req->place = (struct kvd_place){0};
         }
         req->done(req);
     }
+    return told;
+}
+
+/* The accounts come last: whoever waits in flush sees the effects of everything. */
+static void account(struct nvme *t, const struct nvme_batch *b, const struct told *told)
+{
     (void)pthread_mutex_lock(&t->mtx);
-    t->queue_bytes -= bytes;
+    t->queue_bytes -= told->bytes;
     t->finished_seq += b->n_items;
-    t->failed_writes += failed;
+    t->failed_writes += told->failed;
     (void)pthread_cond_broadcast(&t->changed);
     (void)pthread_mutex_unlock(&t->mtx);
 }
@@ -318,13 +330,18 @@ static void finish(struct nvme *t, struct nvme_batch *b)
 static void write_batch(struct nvme *t, struct nvme_batch *b)
 {
     place_all(t, b);
-    write_items(t, b);
-    sync_touched(t, b);
+    if (KVD_PROTECT(DATA_BEFORE_INDEX)) {
+        write_items(t, b);
+        sync_touched(t, b);
+    }
     (void)pthread_mutex_lock(&t->change);
     settle_items(t, b);
+    (void)pthread_mutex_unlock(&t->change);
+    struct told told = tell(b);
+    (void)pthread_mutex_lock(&t->change);
     settle_segments(t, b);
     (void)pthread_mutex_unlock(&t->change);
-    finish(t, b);
+    account(t, b, &told);
 }
 
 /* Waits for something to do. False at the end, when the queue is empty. */

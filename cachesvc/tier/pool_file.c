@@ -24,6 +24,7 @@
 #include "cachesvc/tier/pool_internal.h"
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 #define FILE_MAGIC UINT64_C(0x316c6f6f7064766b) /* "kvdpool1" */
 #define PAGE_MAGIC UINT64_C(0x3165676170647670) /* "pvdpage1" */
@@ -57,12 +58,12 @@ static bool file_fits(const struct kvd_pool *pool, int fd, const struct stat *st
     return (st->st_mode & 07777) == POOL_FILE_MODE && st->st_nlink == 1 &&
            (uint64_t)st->st_size == pool->layout.file_bytes &&
            pread(fd, &have, sizeof(have), 0) == (ssize_t)sizeof(have) &&
-           memcmp(&have, &want, sizeof(want)) == 0;
+           (!KVD_PROTECT(POOL_OF_THIS_STORE) || memcmp(&have, &want, sizeof(want)) == 0);
 }
 
 static int lock_file(int fd, const char *path, struct kvd_diag *diag)
 {
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    if (!KVD_PROTECT(POOL_LOCK) || flock(fd, LOCK_EX | LOCK_NB) == 0) {
         return 0;
     }
     return kvd_fail(diag, errno == EWOULDBLOCK ? -KVD_E_IN_USE : -errno,
@@ -287,7 +288,8 @@ int pool_file_page_class(const struct kvd_pool *pool, uint32_t page)
         return -KVD_E_CORRUPT;
     }
     page_header_fill(pool, page, class, &want);
-    return memcmp(&have, &want, sizeof(want)) == 0 ? class : -KVD_E_CORRUPT;
+    return !KVD_PROTECT(POOL_PAGE_SUM) || memcmp(&have, &want, sizeof(want)) == 0 ? class
+                                                                                  : -KVD_E_CORRUPT;
 }
 
 void pool_file_page_format(const struct kvd_pool *pool, uint32_t page, int class)
@@ -302,8 +304,10 @@ void pool_file_page_format(const struct kvd_pool *pool, uint32_t page, int class
     }
     /* the new slot headers may lie on what were bytes of the old class's slots */
     atomic_thread_fence(memory_order_seq_cst);
-    memset(slot_header(pool, page, 0), 0,
-           sizeof(struct pool_slot_header) * (size_t)pool->layout.shape[class].slots);
+    if (KVD_PROTECT(POOL_PAGE_WIPED)) {
+        memset(slot_header(pool, page, 0), 0,
+               sizeof(struct pool_slot_header) * (size_t)pool->layout.shape[class].slots);
+    }
     struct pool_page_header fresh;
     page_header_fill(pool, page, class, &fresh);
     atomic_thread_fence(memory_order_seq_cst);
@@ -371,8 +375,10 @@ bool pool_file_slot_read(const struct kvd_pool *pool, struct pool_slot *slot)
     const struct pool_slot_header h = *header_of(pool, slot);
     const uint64_t extent =
         (uint64_t)h.header_bytes + kvd_round_up(h.payload_bytes, POOL_UNIT_BYTES);
-    if (h.state != POOL_SLOT_READY || h.sum != slot_header_sum(&h, slot->pub.file_offset) ||
-        h.header_bytes == 0 || h.header_bytes % POOL_UNIT_BYTES != 0 ||
+    bool sum_right =
+        !KVD_PROTECT(POOL_SLOT_SUM) || h.sum == slot_header_sum(&h, slot->pub.file_offset);
+    bool ready = !KVD_PROTECT(FILLING_IS_NOT_READY) || h.state == POOL_SLOT_READY;
+    if (!ready || !sum_right || h.header_bytes == 0 || h.header_bytes % POOL_UNIT_BYTES != 0 ||
         extent > slot->pub.slot_bytes) {
         return false;
     }

@@ -9,6 +9,7 @@
 
 #include "cachesvc/tier/pool_internal.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 struct found {
     uint64_t tick;
@@ -90,7 +91,7 @@ static void slots_adopt(struct kvd_pool *pool, const struct found_list *list)
     for (size_t i = 0; i < list->n; i++) {
         struct pool_slot *slot = list->at[i].slot;
         const uint32_t index = pool_slot_index(pool, slot);
-        if (pool_table_find(pool, &slot->pub.meta.addr)) {
+        if (KVD_PROTECT(POOL_ADDRESS_ONCE) && pool_table_find(pool, &slot->pub.meta.addr)) {
             pool_file_slot_state(pool, slot, POOL_SLOT_FREE);
             continue; /* one address, two slots: the first stays */
         }

@@ -43,7 +43,7 @@ void kills_node_fini(struct kills_node *n)
 {
     kvd_client_close(&n->asker);
     if (n->runs) {
-        kills_node_kill(n);
+        (void)proc_end(&n->daemon, SIGKILL);
     }
     (void)unlink(n->pool);
     proc_remove_folder(n->folder);

@@ -53,7 +53,7 @@ struct world {
     bool tight;
     uint64_t lookups; /* counted by the daemon when it was started */
     uint64_t killed_ns;
-    bool had_load; /* since the last start */
+    bool begun; /* there is a store */
     uint32_t stores;
     /* for the closing line */
     uint32_t kills;
@@ -404,6 +404,7 @@ static void world_begin(struct world *w)
     w->lookups = 0;
     kills_load_init(&w->load, w->node.socket, kills_random(&w->random));
     kills_load_start(&w->load, kills_random(&w->random));
+    w->begun = true;
     atomic_store(&w->load.limit, w->tight ? KILLS_BLOCKS : 2);
     if (dice(w, 3) == 0) {
         start_and_kill(w, false); /* the very first start */
@@ -432,6 +433,7 @@ static void world_end(struct world *w)
     kills_node_stop(&w->node);
     kills_load_fini(&w->load);
     kills_node_fini(&w->node);
+    w->begun = false;
 }
 
 static uint64_t environment_number(const char *name, uint64_t otherwise)
@@ -444,9 +446,8 @@ static uint64_t environment_number(const char *name, uint64_t otherwise)
 
 static void r_killed_under_load(void **state)
 {
-    (void)state;
-    static struct world world;
-    struct world *w = &world;
+    struct world *w = *state = calloc(1, sizeof(*w));
+    assert_non_null(w);
     uint64_t kills = environment_number("KVD_CRASH_KILLS", KILLS_DEFAULT);
     uint64_t seed = environment_number("KVD_CRASH_SEED", kvd_mono_ns());
     w->random = seed;
@@ -484,8 +485,21 @@ static void r_killed_under_load(void **state)
                  (unsigned long long)w->lookups_checked, (unsigned long long)w->lookups_lost);
 }
 
+/* Whatever a failure left. */
+static int take_down(void **state)
+{
+    struct world *w = *state;
+    if (w->begun) {
+        kills_client_close(&w->client);
+        kills_load_fini(&w->load);
+        kills_node_fini(&w->node);
+    }
+    free(w);
+    return 0;
+}
+
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(r_killed_under_load),
+    cmocka_unit_test_teardown(r_killed_under_load, take_down),
 };
 
 KVD_TEST_MAIN(tests)

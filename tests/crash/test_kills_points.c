@@ -16,7 +16,7 @@
 #include "kills_node.h"
 #include "proto/base/clock.h"
 
-enum { DIE_S = 20, CHAT = 0, AGENT = 1, BATCH = 2, SEED = 17 };
+enum { DIE_S = 10, CHAT = 0, AGENT = 1, BATCH = 2, SEED = 17 };
 
 struct scene {
     struct kills_node node;
@@ -24,21 +24,27 @@ struct scene {
     struct kills_client client;
 };
 
-static struct scene *scene_begin(const char *dram_cap, const char *nvme_cap)
+/* Of the running test: taken down after it, failed or not. */
+static struct scene *scene_begin(void **state, const char *dram_cap, const char *nvme_cap)
 {
     struct scene *s = calloc(1, sizeof(*s));
     assert_non_null(s);
+    *state = s;
     kills_node_init(&s->node, dram_cap, nvme_cap);
     kills_load_init(&s->load, s->node.socket, SEED);
     return s;
 }
 
-static void scene_end(struct scene *s)
+static int scene_end(void **state)
 {
-    kills_client_close(&s->client);
-    kills_load_fini(&s->load);
-    kills_node_fini(&s->node);
-    free(s);
+    struct scene *s = *state;
+    if (s) {
+        kills_client_close(&s->client);
+        kills_load_fini(&s->load);
+        kills_node_fini(&s->node);
+        free(s);
+    }
+    return 0;
 }
 
 /* faults: where it will kill itself, or NULL. */
@@ -56,10 +62,10 @@ static void scene_kill(struct scene *s)
     kills_node_kill(&s->node);
 }
 
-/* It kills itself; where it doesn't, it is killed. */
+/* It comes to the point where it kills itself. */
 static void scene_dies(struct scene *s)
 {
-    (void)kills_node_ended_in(&s->node, DIE_S * KVD_NS_PER_S);
+    assert_true(kills_node_ended_in(&s->node, DIE_S * KVD_NS_PER_S));
     scene_kill(s);
 }
 
@@ -127,9 +133,8 @@ static void assert_counted(struct scene *s, struct kills_status *ret)
 /* The record is durable, the index was not told: it is found all the same, once. */
 static void r_killed_between_data_and_index(void **state)
 {
-    (void)state;
     struct kills_status s;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, "kill@fdatasync:.seg:2:after", false); /* 1: the segment's header */
     put(sc, CHAT, 0, 1);
     scene_dies(sc);
@@ -143,15 +148,13 @@ static void r_killed_between_data_and_index(void **state)
     assert_int_equal(s.nvme_blocks, 1);
     assert_int_equal(s.dram_blocks, 1);
     assert_int_equal(hit(sc, CHAT), 1);
-    scene_end(sc);
 }
 
 /* The other way round: a row of the index, and no record. Nobody is sent there, nothing is kept. */
 static void r_killed_between_index_and_data(void **state)
 {
-    (void)state;
     struct kills_status s;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, "kill@write:.seg:2:before", false);
     put(sc, CHAT, 0, 1);
     scene_dies(sc);
@@ -160,15 +163,13 @@ static void r_killed_between_index_and_data(void **state)
     assert_counted(sc, &s);
     assert_int_equal(s.nvme_blocks, 0);
     assert_int_equal(s.nvme_segments, 0);
-    scene_end(sc);
 }
 
 /* Half of a record: it is a miss from the start, and what lies before it is found. */
 static void r_torn_record(void **state)
 {
-    (void)state;
     struct kills_status s;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, "kill@write:.seg:3:middle", false);
     put(sc, CHAT, 0, 1);
     settle(sc, &s);
@@ -180,16 +181,14 @@ static void r_torn_record(void **state)
     assert_int_equal(hit(sc, CHAT), 1);
     put(sc, CHAT, 1, 2); /* computed anew, stored anew */
     assert_int_equal(hit(sc, CHAT), 2);
-    scene_end(sc);
 }
 
 /* The index is gone: everything that was written down is found again out of the files. */
 static void r_index_lost_by_a_kill(void **state)
 {
-    (void)state;
     struct kills_status s;
     struct kills_status again;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, NULL, false);
     put(sc, CHAT, 0, 8);
     put(sc, AGENT, 0, 8);
@@ -205,17 +204,15 @@ static void r_index_lost_by_a_kill(void **state)
     assert_int_equal(again.nvme_blocks, s.nvme_blocks);
     assert_int_equal(hit(sc, CHAT), 8);
     assert_int_equal(hit(sc, AGENT), 8);
-    scene_end(sc);
 }
 
 /* A start-up that is cut off after its first segment, then twice more: each finds the same, and a
  * block's longer class, noted in the index before the kill, stays. */
 static void r_start_up_twice(void **state)
 {
-    (void)state;
     struct kills_status s;
     struct kills_status again;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, NULL, false);
     put(sc, AGENT, 0, 3); /* all of a family's beginning */
     put(sc, CHAT, 3, 6);
@@ -237,10 +234,9 @@ static void r_start_up_twice(void **state)
     assert_counted(sc, &again);
     assert_int_equal(again.nvme_blocks, 6);
     assert_int_equal(again.nvme_used, s.nvme_used);
-    assert_int_equal(hit(sc, CHAT), 6);
     assert_int_equal(hit(sc, AGENT), 3);
     assert_int_equal(kills_node_scenario_bytes(&sc->node, "agent", "dram_bytes"), 0);
-    scene_end(sc);
+    assert_int_equal(hit(sc, CHAT), 6);
 }
 
 /* ---- two daemons ---- */
@@ -269,8 +265,7 @@ static void assert_refused(const struct kills_node *second, const char *words)
 
 static void r_two_daemons_on_one_folder(void **state)
 {
-    (void)state;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     char path[400];
     char before[512];
     char after[512];
@@ -285,13 +280,11 @@ static void r_two_daemons_on_one_folder(void **state)
     read_file(path, after, sizeof(after));
     assert_string_equal(before, after); /* no boot was counted */
     assert_int_equal(hit(sc, CHAT), 2);
-    scene_end(sc);
 }
 
 static void r_two_daemons_on_one_pool(void **state)
 {
-    (void)state;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, NULL, false);
     put(sc, CHAT, 0, 2);
     struct kills_node second = sc->node;
@@ -302,7 +295,6 @@ static void r_two_daemons_on_one_pool(void **state)
     scene_kill(sc);
     scene_up(sc, NULL, false);
     assert_int_equal(hit(sc, CHAT), 2); /* the pool file is still this store's */
-    scene_end(sc);
 }
 
 /* ---- usage after a restart ---- */
@@ -325,12 +317,11 @@ static void fill(struct scene *sc, struct kills_status *ret)
  * more is written, and the caps still hold. */
 static void r_usage_after_a_restart(void **state)
 {
-    (void)state;
     enum { CLEAN, KILLED, INDEX_LOST, ENDS };
     struct kills_status before;
     struct kills_status s;
     struct kills_files f;
-    struct scene *sc = scene_begin("32MiB", "16MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "16MiB");
     scene_up(sc, NULL, false);
     fill(sc, &s);
     assert_true(s.nvme_dropped > 0);
@@ -357,16 +348,14 @@ static void r_usage_after_a_restart(void **state)
         kills_node_files(&sc->node, &f);
         assert_true(f.bytes <= before.nvme_cap);
     }
-    scene_end(sc);
 }
 
 /* A smaller cap than in the last run holds from the start. */
 static void r_smaller_cap_after_a_kill(void **state)
 {
-    (void)state;
     struct kills_status s;
     struct kills_files f;
-    struct scene *sc = scene_begin("32MiB", "32MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "32MiB");
     scene_up(sc, NULL, false);
     fill(sc, &s);
     assert_true(s.nvme_used > UINT64_C(16) << 20);
@@ -376,7 +365,6 @@ static void r_smaller_cap_after_a_kill(void **state)
     kills_node_files(&sc->node, &f);
     assert_true(f.bytes <= UINT64_C(16) << 20);
     assert_counted(sc, &s);
-    scene_end(sc);
 }
 
 /* ---- the pool of a killed daemon ---- */
@@ -419,9 +407,8 @@ static uint32_t load_some(struct scene *sc, uint32_t conv)
  * where there is one; counted, and never served. */
 static void r_pool_byte_flipped_while_down(void **state)
 {
-    (void)state;
     struct kills_status s;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, NULL, false);
     put(sc, BATCH, 0, 5);
     put(sc, AGENT, 3, 6);
@@ -440,16 +427,14 @@ static void r_pool_byte_flipped_while_down(void **state)
     (void)kills_node_check_counts(&sc->node, true);
     put(sc, BATCH, 4, 5);
     assert_int_equal(hit(sc, BATCH), 5);
-    scene_end(sc);
 }
 
 /* A put that was begun and written to, and no more: the next daemon knows nothing of it. */
 static void r_killed_between_begin_and_commit(void **state)
 {
-    (void)state;
     struct kills_status s;
     struct kvd_put *begun = NULL;
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     struct kills_conv *c = &sc->load.convs[CHAT];
     struct kvd_prompt prompt = kills_prompt(c, 2, false);
     scene_up(sc, NULL, false);
@@ -465,15 +450,13 @@ static void r_killed_between_begin_and_commit(void **state)
     assert_int_equal(found(sc, CHAT), 0);
     put(sc, CHAT, 0, 2);
     assert_int_equal(hit(sc, CHAT), 2);
-    scene_end(sc);
 }
 
 /* Look-ups of more than a second before the kill are counted by the next daemon. */
 static void r_lookups_before_a_kill(void **state)
 {
-    (void)state;
     enum { LOOKUPS = 50 };
-    struct scene *sc = scene_begin("32MiB", "64MiB");
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
     scene_up(sc, NULL, false);
     for (uint32_t i = 0; i < LOOKUPS; i++) {
         assert_int_equal(found(sc, i % KILLS_CONVS), 0);
@@ -487,22 +470,21 @@ static void r_lookups_before_a_kill(void **state)
     scene_kill(sc);
     scene_up(sc, NULL, false);
     assert_in_range(kills_node_check_counts(&sc->node, true), LOOKUPS, LOOKUPS + more);
-    scene_end(sc);
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(r_killed_between_data_and_index),
-    cmocka_unit_test(r_killed_between_index_and_data),
-    cmocka_unit_test(r_torn_record),
-    cmocka_unit_test(r_index_lost_by_a_kill),
-    cmocka_unit_test(r_start_up_twice),
-    cmocka_unit_test(r_two_daemons_on_one_folder),
-    cmocka_unit_test(r_two_daemons_on_one_pool),
-    cmocka_unit_test(r_usage_after_a_restart),
-    cmocka_unit_test(r_smaller_cap_after_a_kill),
-    cmocka_unit_test(r_pool_byte_flipped_while_down),
-    cmocka_unit_test(r_killed_between_begin_and_commit),
-    cmocka_unit_test(r_lookups_before_a_kill),
+    cmocka_unit_test_teardown(r_killed_between_data_and_index, scene_end),
+    cmocka_unit_test_teardown(r_killed_between_index_and_data, scene_end),
+    cmocka_unit_test_teardown(r_torn_record, scene_end),
+    cmocka_unit_test_teardown(r_index_lost_by_a_kill, scene_end),
+    cmocka_unit_test_teardown(r_start_up_twice, scene_end),
+    cmocka_unit_test_teardown(r_two_daemons_on_one_folder, scene_end),
+    cmocka_unit_test_teardown(r_two_daemons_on_one_pool, scene_end),
+    cmocka_unit_test_teardown(r_usage_after_a_restart, scene_end),
+    cmocka_unit_test_teardown(r_smaller_cap_after_a_kill, scene_end),
+    cmocka_unit_test_teardown(r_pool_byte_flipped_while_down, scene_end),
+    cmocka_unit_test_teardown(r_killed_between_begin_and_commit, scene_end),
+    cmocka_unit_test_teardown(r_lookups_before_a_kill, scene_end),
 };
 
 KVD_TEST_MAIN(tests)

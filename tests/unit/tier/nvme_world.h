@@ -338,6 +338,13 @@ static inline void world_stored(struct kvd_store_request *req)
     uint64_t id = req->row.put_id;
     if (req->result == 0 && id < WORLD_FOUND) {
         put->w->shared->places[id] = req->place;
+        /* a segment whose row says SEALED is not read at start: nobody would find the record then
+         */
+        (void)pthread_mutex_lock(&put->w->mtx);
+        if (put->w->shared->rows[req->place.segment].state != KVD_SEGMENT_OPEN) {
+            put->w->broken = "a record was reported after its segment was sealed";
+        }
+        (void)pthread_mutex_unlock(&put->w->mtx);
     }
 }
 

@@ -127,7 +127,7 @@ static void test_warm_restart_keeps_order(void **state)
 
 /* A process that dies in the middle: what was READY is there, what was FILLING is not, and the slot
  * that was FILLING comes under a generation that was never given. */
-static void test_killed_while_filling(void **state)
+static void r_killed_while_filling(void **state)
 {
     (void)state;
     struct fixture f;
@@ -140,8 +140,12 @@ static void test_killed_while_filling(void **state)
         struct kvd_slot *pinned;
         if (kvd_pool_open(&f.options, &f.diag, &f.pool) != 0 ||
             block_put(f.pool, 1, 60000, &pinned) != 0 ||
-            block_put_unpinned(f.pool, 2, 60000) != 0 ||
-            kvd_pool_alloc(f.pool, 64096, 0, &slot) != 0) {
+            block_put_unpinned(f.pool, 2, 60000) != 0 || block_put(f.pool, 3, 60000, &slot) != 0) {
+            _exit(1);
+        }
+        kvd_pool_remove(f.pool, slot); /* its header stays, and the next one fills its slot */
+        kvd_pool_unpin(f.pool, slot);
+        if (kvd_pool_alloc(f.pool, 64096, 0, &slot) != 0) {
             _exit(1);
         }
         memset(slot->base, 0xee, 64096);
@@ -157,6 +161,7 @@ static void test_killed_while_filling(void **state)
     (void)close(pipe_fd[1]);
     fixture_open(&f);
     assert_int_equal(blocks_of(&f), 2);
+    assert_false(block_there(f.pool, 3));
     check_meta(&f, 1, 60000);
     check_meta(&f, 2, 60000);
     struct kvd_slot *slot;
@@ -202,7 +207,7 @@ static uint64_t slot_header_at(uint64_t cap, uint32_t page, uint32_t slot)
            sizeof(struct pool_slot_header) * slot;
 }
 
-static void test_damaged_slot_header(void **state)
+static void r_damaged_slot_header(void **state)
 {
     (void)state;
     struct fixture f;
@@ -229,7 +234,7 @@ static void test_damaged_slot_header(void **state)
 }
 
 /* Headers with good sums that say what cannot be. */
-static void test_lying_slot_header(void **state)
+static void r_lying_slot_header(void **state)
 {
     (void)state;
     struct fixture f;
@@ -253,7 +258,7 @@ static void test_lying_slot_header(void **state)
     fixture_end(&f);
 }
 
-static void test_damaged_page_header(void **state)
+static void r_damaged_page_header(void **state)
 {
     (void)state;
     struct fixture f;
@@ -279,7 +284,7 @@ static void test_damaged_page_header(void **state)
     fixture_end(&f);
 }
 
-static void test_damaged_file_header(void **state)
+static void r_damaged_file_header(void **state)
 {
     (void)state;
     struct fixture f;
@@ -303,8 +308,53 @@ static void test_damaged_file_header(void **state)
     fixture_end(&f);
 }
 
+/* A page changes its class, and its new slot headers come to lie on what were bytes of the old
+ * class's slots: a client's payload, which may look like headers of READY slots, sums and all. */
+static void r_payload_that_looks_like_slot_headers(void **state)
+{
+    (void)state;
+    enum { SMALL = 4096, LARGE = 500000, FROM = 8192 };
+    struct fixture f;
+    struct pool_layout l;
+    struct kvd_slot *slot = NULL;
+    fixture_begin(&f, 16 * MIB);
+    pool_layout_init(&l, f.options.cap_bytes);
+    const struct pool_shape *small = &l.shape[pool_layout_class(&l, HEADER_BYTES + SMALL)];
+    const struct pool_shape *large = &l.shape[pool_layout_class(&l, HEADER_BYTES + LARGE)];
+    const size_t n = small->data_offset - FROM;
+    uint8_t *headers = malloc(n);
+    assert_non_null(headers);
+    fixture_open(&f);
+    put_many(&f, 0, small->slots, SMALL); /* the first page is of the small class: its headers */
+    kvd_pool_close(&f.pool);
+    const int fd = open(f.path, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(pread(fd, headers, n, (off_t)page_at(f.options.cap_bytes, 0) + FROM), n);
+    (void)close(fd);
+    f.options.drop = true;
+    fixture_open(&f);
+    f.options.drop = false;
+    for (uint32_t i = 0; i < l.pages * large->slots; i++) {
+        assert_int_equal(block_put(f.pool, 10000 + i, LARGE, &slot), 0);
+        if (i == 0) {
+            assert_int_equal(slot->file_offset, page_at(f.options.cap_bytes, 0) + HEADER_BYTES);
+            memcpy(slot->base + FROM - HEADER_BYTES, headers, n);
+        }
+        kvd_pool_unpin(f.pool, slot);
+    }
+    put_many(&f, 20000, 20001, SMALL); /* the coldest page, which is the first, changes its class */
+    kvd_pool_close(&f.pool);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), (l.pages - 1) * large->slots + 1);
+    assert_true(block_there(f.pool, 20000));
+    for (uint32_t i = 0; i < small->slots; i++) {
+        assert_false(block_there(f.pool, i));
+    }
+    free(headers);
+    fixture_end(&f);
+}
+
 /* One address in two slots, both whole: one stays. */
-static void test_duplicate_address(void **state)
+static void r_one_address_in_two_slots(void **state)
 {
     (void)state;
     struct fixture f;
@@ -346,7 +396,7 @@ static void replaced(struct fixture *f)
     (void)munmap((void *)(uintptr_t)old_map, 1);
 }
 
-static void test_replaced(void **state)
+static void r_pool_of_another_store_or_size(void **state)
 {
     (void)state;
     struct fixture f;
@@ -565,13 +615,14 @@ static void test_full_file_system(void **state)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_warm_restart),
     cmocka_unit_test(test_warm_restart_keeps_order),
-    cmocka_unit_test(test_killed_while_filling),
-    cmocka_unit_test(test_damaged_slot_header),
-    cmocka_unit_test(test_lying_slot_header),
-    cmocka_unit_test(test_damaged_page_header),
-    cmocka_unit_test(test_damaged_file_header),
-    cmocka_unit_test(test_duplicate_address),
-    cmocka_unit_test(test_replaced),
+    cmocka_unit_test(r_killed_while_filling),
+    cmocka_unit_test(r_damaged_slot_header),
+    cmocka_unit_test(r_lying_slot_header),
+    cmocka_unit_test(r_damaged_page_header),
+    cmocka_unit_test(r_damaged_file_header),
+    cmocka_unit_test(r_payload_that_looks_like_slot_headers),
+    cmocka_unit_test(r_one_address_in_two_slots),
+    cmocka_unit_test(r_pool_of_another_store_or_size),
     cmocka_unit_test(test_refused),
     cmocka_unit_test(test_foreign_file_survives),
     cmocka_unit_test(test_second_opener_refused),
