@@ -321,6 +321,22 @@ static int admin_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__A
     return report_reply(conn, id, json, diag);
 }
 
+static int verify_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__VerifyRequest *msg,
+                         struct kvd_diag *diag)
+{
+    Kvd__Wire__VerifyReply body = KVD__WIRE__VERIFY_REPLY__INIT;
+    int err = kvd_service_verify(conn->local->service, msg->tier, msg->rate, diag, &body.round);
+    if (err) {
+        return err;
+    }
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    reply.id = id;
+    reply.body_case = KVD__WIRE__REPLY__BODY_VERIFY;
+    reply.verify = &body;
+    local_conn_reply(conn, &reply, NULL, 0);
+    return 0;
+}
+
 /* ---- the way in */
 
 static const char *greeted_handle(struct local_conn *conn, const Kvd__Wire__Request *req)
@@ -354,6 +370,9 @@ static const char *greeted_handle(struct local_conn *conn, const Kvd__Wire__Requ
         break;
     case KVD__WIRE__REQUEST__BODY_ADMIN:
         err = admin_handle(conn, req->id, req->admin, &diag);
+        break;
+    case KVD__WIRE__REQUEST__BODY_VERIFY:
+        err = verify_handle(conn, req->id, req->verify, &diag);
         break;
     case KVD__WIRE__REQUEST__BODY_HELLO:
         return "said hello twice";

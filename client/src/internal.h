@@ -88,6 +88,7 @@ enum kvd_call_op {
     KVD_CALL_TOUCH,
     KVD_CALL_PING,
     KVD_CALL_ADMIN,
+    KVD_CALL_VERIFY,
 };
 
 enum kvd_call_state { KVD_CALL_NEW, KVD_CALL_WAITING, KVD_CALL_DONE, KVD_CALL_ABANDONED };

@@ -40,6 +40,32 @@ int kvd_ping(struct kvd_client *client)
     return err;
 }
 
+int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rate_bytes_per_s,
+               uint64_t *ret_round)
+{
+    KVD_MAGIC_CHECK(client, KVD_CLIENT_MAGIC);
+    Kvd__Wire__VerifyRequest body = KVD__WIRE__VERIFY_REQUEST__INIT;
+    Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
+    struct kvd_call *call = NULL;
+    body.tier = (char *)(tier ? tier : "");
+    body.rate = rate_bytes_per_s;
+    if (strlen(body.tier) > REPORT_ARG_MAX) {
+        return kvd_client_fail(client, KVD_BAD_REQUEST,
+                               "verify: the name of a tier is longer than %d bytes",
+                               REPORT_ARG_MAX);
+    }
+    req.body_case = KVD__WIRE__REQUEST__BODY_VERIFY;
+    req.verify = &body;
+    kvd_client_lock(client);
+    int err = simple_call_locked(client, KVD_CALL_VERIFY, client->io_ns, &req, &call);
+    if (!err) {
+        *ret_round = call->handle;
+    }
+    kvd_call_free_locked(&call);
+    kvd_client_unlock(client);
+    return err;
+}
+
 void kvd_report_take_locked(struct kvd_call *call, const Kvd__Wire__AdminReply *msg, int *fds,
                             unsigned n_fds)
 {

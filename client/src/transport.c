@@ -432,6 +432,7 @@ static bool body_fits(const struct kvd_call *call, const Kvd__Wire__Reply *r)
         [KVD_CALL_TOUCH] = KVD__WIRE__REPLY__BODY__NOT_SET,
         [KVD_CALL_PING] = KVD__WIRE__REPLY__BODY__NOT_SET,
         [KVD_CALL_ADMIN] = KVD__WIRE__REPLY__BODY_ADMIN,
+        [KVD_CALL_VERIFY] = KVD__WIRE__REPLY__BODY_VERIFY,
     };
     return r->body_case == wanted[call->op];
 }
@@ -474,6 +475,9 @@ static int reply_body_take(struct kvd_call *call, const Kvd__Wire__Reply *r, str
         break;
     case KVD_CALL_ADMIN:
         kvd_report_take_locked(call, r->admin, p->fds, p->n_fds);
+        break;
+    case KVD_CALL_VERIFY:
+        call->handle = r->verify->round;
         break;
     case KVD_CALL_TOUCH:
     case KVD_CALL_PING:

@@ -82,12 +82,51 @@ for window in 10s 1m 5m 1h 24h ever; do
     has "window $window" "$(ask hitrate --window "$window")" "^look-ups: [0-9]+ \(window: $window\)$"
 done
 
+has "the scrub has not read yet" "$status" '^scrub +no whole round yet'
+verify=$(ask verify)
+has "verify reads what is below" "$verify" '^nvme +4 .* 0 +0 +0$'
+has "verify reads dram" "$verify" '^dram +4 .* 0 +0 +0$'
+same "verify as JSON" "false 4 0" "$(ask verify --tier nvme --json |
+    jq -r '"\(.running) \(.now.tiers[0].records) \(.quarantined)"')"
+has "status tells of it" "$(ask status)" '^scrub +8 records .* read over again, 0 bad; '
+has "the folder is in use" "$("$kvdepot" verify --offline "$work/store" 2>&1 || echo "exit status $?")" \
+    'is in use: a daemon has it'
+
+# A reading at a byte a second never ends: an interrupt ends the waiting, and the daemon goes on.
+"$kvdepot" verify --rate 1 --socket "$socket" >"$work/slow" 2>&1 &
+slow=$!
+for ((try = 0; try < 600; try++)); do
+    [[ $(ask status --json | jq -r '.scrub.now.rate') == 1 ]] && break
+    sleep 0.05
+done
+kill -TERM "$slow"
+rc=0
+wait "$slow" || rc=$?
+same "an interrupt is no success" 1 "$rc"
+has "and the daemon goes on" "$(cat "$work/slow")" 'interrupted; the daemon goes on reading'
+same "as it said" true "$(ask status --json | jq '.scrub.running')"
+
 kill -TERM "$daemon"
 rc=0
 wait "$daemon" || rc=$?
 daemon=
 same "the daemon ends well" 0 "$rc"
 has "then there is none" "$(ask status)" '^exit status 2$'
+
+offline() {
+    "$kvdepot" verify --offline "$1" "${@:2}" 2>&1 || printf 'exit status %d\n' $?
+}
+
+has "without a daemon" "$(offline "$work/store")" '^nvme +4 .* 0 +0 +0$'
+has "the segments' folder does too" "$(offline "$work/store/nvme")" '^nvme +4 .* 0 +0 +0$'
+segment=$(find "$work/store/nvme" -name '*.seg')
+printf 'X' | dd of="$segment" bs=1 seek=9000 conv=notrunc status=none
+before=$(sha256sum "$segment")
+has "a bad record is found without a daemon" "$(offline "$work/store")" '^nvme +4 .* 1 +0 +0$'
+has "and that is told" "$(offline "$work/store")" '^exit status 1$'
+same "where, and why" "4096 the payload doesn't match its sum" \
+    "$(offline "$work/store" --json | sed '/^exit/d' | jq -r '.bad[0] | "\(.offset) \(.reason)"')"
+same "nothing was changed" yes "$([[ $(sha256sum "$segment") == "$before" ]] && echo yes || echo no)"
 
 printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
 [[ $failed == 0 ]]

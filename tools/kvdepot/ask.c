@@ -28,8 +28,7 @@ static int complain_unreachable(const char *what, const char *detail)
     return KVD_EXIT_UNREACHABLE;
 }
 
-int kvd_ask(const char *socket_path, const char *what, const char *by, const char *window,
-            json_t **ret_report)
+int kvd_ask_open(const char *socket_path, const char *what, struct kvd_client **ret_client)
 {
     if (strlen(socket_path) > SOCKET_PATH_MAX) {
         return kvd_complain(KVD_EXIT_USAGE, what,
@@ -40,26 +39,46 @@ int kvd_ask(const char *socket_path, const char *what, const char *by, const cha
     kvd_client_options_init(&options);
     options.socket_path = socket_path;
     options.program = "kvdepot";
-    struct kvd_client *client = NULL;
-    int err = kvd_client_open(&options, &client);
+    int err = kvd_client_open(&options, ret_client);
     if (err) {
         struct kvd_diag diag = {0};
         (void)kvd_fail(&diag, err, "%s: %s", socket_path, kvd_status_text(err));
         return kvd_complain(KVD_EXIT_USAGE, what, diag.text);
     }
-    KVD_AUTOFREE char *text = NULL;
-    err = kvd_report(client, what, by, window, &text);
-    int status = KVD_EXIT_OK;
+    return KVD_EXIT_OK;
+}
+
+int kvd_ask_complain(struct kvd_client *client, const char *what, int err)
+{
     if (err == KVD_UNAVAILABLE || err == KVD_DEADLINE) {
-        status = complain_unreachable(what, kvd_client_message(client));
-    } else if (err) {
-        status = kvd_complain(err == KVD_BAD_REQUEST ? KVD_EXIT_USAGE : KVD_EXIT_FAILED, what,
-                              kvd_client_message(client));
+        return complain_unreachable(what, kvd_client_message(client));
     }
-    kvd_client_close(&client);
+    return kvd_complain(err == KVD_BAD_REQUEST ? KVD_EXIT_USAGE : KVD_EXIT_FAILED, what,
+                        kvd_client_message(client));
+}
+
+int kvd_ask_report(struct kvd_client *client, const char *what, const char *by, const char *window,
+                   json_t **ret_report)
+{
+    KVD_AUTOFREE char *text = NULL;
+    int err = kvd_report(client, what, by, window, &text);
+    if (err) {
+        return kvd_ask_complain(client, what, err);
+    }
     struct kvd_diag diag = {0};
-    if (status == KVD_EXIT_OK && kvd_report_parse(text, ret_report, &diag)) {
-        status = kvd_complain(KVD_EXIT_FAILED, what, diag.text);
+    return kvd_report_parse(text, ret_report, &diag)
+               ? kvd_complain(KVD_EXIT_FAILED, what, diag.text)
+               : KVD_EXIT_OK;
+}
+
+int kvd_ask(const char *socket_path, const char *what, const char *by, const char *window,
+            json_t **ret_report)
+{
+    struct kvd_client *client = NULL;
+    int status = kvd_ask_open(socket_path, what, &client);
+    if (status == KVD_EXIT_OK) {
+        status = kvd_ask_report(client, what, by, window, ret_report);
+        kvd_client_close(&client);
     }
     return status;
 }

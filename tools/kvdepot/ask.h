@@ -6,11 +6,20 @@
 
 #include <jansson.h>
 
+#include "kvdepot/kvdepot.h"
+
 /* Asks the daemon at `socket_path` for a report and parses it. On failure, says why on standard
  * error and returns an enum kvd_exit other than KVD_EXIT_OK. The caller owns *ret_report:
  * json_decref. Waits at most as long as libkvdepot's deadlines for connecting and answering. */
 int kvd_ask(const char *socket_path, const char *what, const char *by, const char *window,
             json_t **ret_report);
+
+/* The same in two steps, for who asks more than once. A client is opened without a daemon too. */
+int kvd_ask_open(const char *socket_path, const char *what, struct kvd_client **ret_client);
+int kvd_ask_report(struct kvd_client *client, const char *what, const char *by, const char *window,
+                   json_t **ret_report);
+/* Says why a call of the client failed; returns the exit status that goes with it. */
+int kvd_ask_complain(struct kvd_client *client, const char *what, int err);
 
 /* "kvdepot NAME: TEXT" on standard error; returns `exit_status`. */
 int kvd_complain(int exit_status, const char *name, const char *text);

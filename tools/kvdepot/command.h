@@ -7,7 +7,8 @@
 
 enum kvd_exit {
     KVD_EXIT_OK = 0,
-    KVD_EXIT_FAILED = 1,      /* status: the daemon is degraded; else: what was asked failed */
+    KVD_EXIT_FAILED = 1, /* status: the daemon is degraded; verify: something is bad; else: what
+                            was asked failed */
     KVD_EXIT_UNREACHABLE = 2, /* no daemon answers */
     KVD_EXIT_USAGE = 3,
 };
@@ -22,6 +23,7 @@ struct kvd_command {
 
 extern const struct kvd_command kvd_command_status;
 extern const struct kvd_command kvd_command_hitrate;
+extern const struct kvd_command kvd_command_verify;
 extern const struct kvd_command kvd_command_bench;
 
 #define KVD_DEFAULT_SOCKET "/run/kvdepot/kvdepotd.sock"

@@ -52,6 +52,9 @@ static void tier_notes(const json_t *tier, char *text, size_t size)
         {"read_bytes", "read", "read", true},
         {"evicted_blocks", "block evicted", "blocks evicted", false},
         {"dropped_blocks", "block thrown away", "blocks thrown away", false},
+        {"quarantined", "bad record", "bad records", false},
+        {"foreign_files", "file not ours", "files not ours", false},
+        {"newer_files", "file of a newer version", "files of a newer version", false},
     };
     size_t at = 0;
     text[0] = '\0';
@@ -169,6 +172,47 @@ static int view_counts(const json_t *report, FILE *out, struct kvd_diag *diag)
     return 0;
 }
 
+static void scrub_sums(const json_t *round, json_int_t *ret_records, json_int_t *ret_expected,
+                       json_int_t *ret_bytes, json_int_t *ret_bad)
+{
+    size_t index = 0;
+    const json_t *tier = NULL;
+    json_array_foreach(json_object_get(round, "tiers"), index, tier)
+    {
+        *ret_records += json_integer_value(json_object_get(tier, "records"));
+        *ret_expected += json_integer_value(json_object_get(tier, "expected"));
+        *ret_bytes += json_integer_value(json_object_get(tier, "bytes"));
+        *ret_bad += json_integer_value(json_object_get(tier, "bad"));
+    }
+}
+
+/* What was read over again: a round under way, else the last whole one. */
+static void view_scrub(const json_t *report, FILE *out)
+{
+    const json_t *scrub = json_object_get(report, "scrub");
+    const json_t *last = json_object_get(scrub, "last");
+    bool running = json_is_true(json_object_get(scrub, "running"));
+    json_int_t records = 0, expected = 0, bytes = 0, bad = 0;
+    char a[KVD_TEXT_BYTES], b[KVD_TEXT_BYTES], c[KVD_TEXT_BYTES];
+    if (running) {
+        scrub_sums(json_object_get(scrub, "now"), &records, &expected, &bytes, &bad);
+        (void)fprintf(out, "scrub    under way: %s of about %s records, %s bad\n",
+                      kvd_units_count(a, (uint64_t)records), kvd_units_count(b, (uint64_t)expected),
+                      kvd_units_count(c, (uint64_t)bad));
+    } else if (last) {
+        char ago[KVD_TEXT_BYTES];
+        scrub_sums(last, &records, &expected, &bytes, &bad);
+        (void)fprintf(
+            out, "scrub    %s records (%s) read over again, %s bad; %s ago\n",
+            kvd_units_count(a, (uint64_t)records), kvd_units_bytes(b, (uint64_t)bytes),
+            kvd_units_count(c, (uint64_t)bad),
+            kvd_units_duration(ago, (uint64_t)json_integer_value(json_object_get(last, "ago_s"))));
+    } else if (scrub) {
+        bool off = json_integer_value(json_object_get(scrub, "rate")) == 0;
+        (void)fprintf(out, "scrub    %s\n", off ? "off (scrub.rate is 0)" : "no whole round yet");
+    }
+}
+
 static int view_rates(const json_t *report, FILE *out, struct kvd_diag *diag)
 {
     const char *window = NULL;
@@ -199,6 +243,9 @@ int kvd_status_view(const json_t *report, FILE *out, bool *ret_healthy, struct k
     }
     if (!err) {
         err = view_counts(report, out, diag);
+    }
+    if (!err) {
+        view_scrub(report, out);
     }
     return err ? err : view_rates(report, out, diag);
 }

@@ -1,7 +1,12 @@
 /* Numbers as people read them: see units.h. */
 #include "tools/kvdepot/units.h"
 
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/error.h"
 
 const char *kvd_units_count(char *text, uint64_t n)
 {
@@ -72,4 +77,23 @@ const char *kvd_units_duration(char *text, uint64_t seconds)
                        units[unit].name, (unsigned long long)small, units[unit + 1].name);
     }
     return text;
+}
+
+int kvd_units_parse_bytes(const char *text, uint64_t *ret)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {{"", 1},         {"B", 1},    {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+                 {"TiB", 0x1p40}, {"kB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+    char *end = NULL;
+    double value = strtod(text, &end);
+    bool plain = text[0] >= '0' && text[0] <= '9'; /* no sign, blank, "inf" or "nan" */
+    for (size_t i = 0; plain && i < sizeof(units) / sizeof(units[0]); i++) {
+        if (strcmp(end, units[i].name) == 0 && value * units[i].bytes < 0x1p63) {
+            *ret = (uint64_t)(value * units[i].bytes);
+            return 0;
+        }
+    }
+    return -KVD_E_BAD_REQUEST;
 }

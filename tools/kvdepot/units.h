@@ -20,4 +20,7 @@ const char *kvd_units_share(char *text, uint64_t part, uint64_t whole);
 /* "59 s", "3 min 20 s", "2 h 5 min", "7 d", "7 d 3 h" */
 const char *kvd_units_duration(char *text, uint64_t seconds);
 
+/* "8MiB", "1.5GiB", "4096" -> bytes. -KVD_E_BAD_REQUEST. */
+int kvd_units_parse_bytes(const char *text, uint64_t *ret);
+
 #endif

@@ -307,9 +307,16 @@ struct kvd_stats {
 /* Counts of this client since it was opened. Does not ask the daemon. */
 KVD_API void kvd_stats(struct kvd_client *client, struct kvd_stats *ret_stats);
 
-/* Asks the daemon for a report as JSON text: what is "status", "hitrate" or "options"; by and
- * window as of `kvdepot hitrate` (NULL or ""). The text is the caller's: free(). KVD_UNAVAILABLE,
- * KVD_DEADLINE, KVD_BAD_REQUEST. */
+/* Lets the daemon read over again all that it stores, or one tier ("dram", "nvme"; NULL or "":
+ * all), at most rate_bytes_per_s (0: no limit). Returns at once, with the number of the round: its
+ * course, and what is bad, are in the report "verify". A round that somebody asked for and that is
+ * under way is joined. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST. */
+KVD_API int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rate_bytes_per_s,
+                       uint64_t *ret_round);
+
+/* Asks the daemon for a report as JSON text: what is "status", "hitrate", "verify" or "options"; by
+ * and window as of `kvdepot hitrate` (NULL or ""). The text is the caller's: free().
+ * KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST. */
 KVD_API int kvd_report(struct kvd_client *client, const char *what, const char *by,
                        const char *window, char **ret_json);
 

@@ -169,6 +169,17 @@ int kvd_service_touch(struct kvd_session *session, const struct kvd_prompt_ref *
     return 0;
 }
 
+int kvd_service_verify(struct kvd_service *service, const char *tier, uint64_t rate,
+                       struct kvd_diag *diag, uint64_t *ret_round)
+{
+    (void)service;
+    if (strcmp(tier, "moon") == 0) {
+        return kvd_fail(diag, -KVD_E_BAD_REQUEST, "no tier is called moon");
+    }
+    *ret_round = rate + strlen(tier); /* shows that both have come through */
+    return 0;
+}
+
 int kvd_service_report(struct kvd_service *service, const char *what, const char *by,
                        const char *window, struct kvd_diag *diag, char **ret_json)
 {
@@ -348,10 +359,26 @@ static void test_reports_of_any_length(void **state)
     rig_close(&rig);
 }
 
+static void test_verify(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint64_t round = 0;
+    rig_open(&rig, true);
+    assert_int_equal(kvd_verify(rig.c, "nvme", 1000, &round), 0);
+    assert_int_equal(round, 1004);
+    assert_int_equal(kvd_verify(rig.c, NULL, 5, &round), 0);
+    assert_int_equal(round, 5);
+    assert_int_equal(kvd_verify(rig.c, "moon", 5, &round), KVD_BAD_REQUEST);
+    assert_non_null(strstr(kvd_client_message(rig.c), "moon"));
+    rig_close(&rig);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_abort_needs_no_place),
     cmocka_unit_test(test_no_staging),
     cmocka_unit_test(test_reports_of_any_length),
+    cmocka_unit_test(test_verify),
 };
 
 KVD_TEST_MAIN(tests)

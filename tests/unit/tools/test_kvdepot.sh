@@ -42,6 +42,12 @@ run_is 2 "--socket PATH" status --socket "$work/none"
 run_is 2 "$work/none" hitrate --socket "$work/none"
 run_is 3 "tier, scenario, space, tenant" hitrate --by moon
 run_is 3 "10s, 1m, 5m" hitrate --window 2h
+run_is 0 "usage: kvdepot verify" verify --help
+run_is 2 "$work/none" verify --socket "$work/none"
+run_is 3 "dram or nvme" verify --tier moon
+run_is 3 "bytes a second" verify --rate fast
+run_is 1 "name a store's folder" verify --offline "$work/none"
+run_is 1 "has no IDENTITY" verify --offline "$work"
 run_is 3 "kvdepot bench local" bench
 run_is 3 "whole number" bench local --rounds 0
 run_is 1 "name another one with --dir" bench local --daemon /bin/false --dir "$work/none"

@@ -1,6 +1,7 @@
 /* Numbers as people read them, and tables of text. */
 #include "kvd_test.h"
 
+#include "proto/base/error.h"
 #include "tools/kvdepot/table.h"
 #include "tools/kvdepot/units.h"
 
@@ -98,7 +99,23 @@ static void test_table_many_rows(void **state)
     free(text);
 }
 
+static void test_parse_bytes(void **state)
+{
+    uint64_t n = 0;
+    assert_int_equal(kvd_units_parse_bytes("4096", &n), 0);
+    assert_int_equal(n, 4096);
+    assert_int_equal(kvd_units_parse_bytes("8MiB", &n), 0);
+    assert_int_equal(n, 8 << 20);
+    assert_int_equal(kvd_units_parse_bytes("1.5KiB", &n), 0);
+    assert_int_equal(n, 1536);
+    static const char *const wrong[] = {"", "MiB", "-1", " 1", "1 MiB", "inf", "1e30GiB", "1mib"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        assert_int_equal(kvd_units_parse_bytes(wrong[i], &n), -KVD_E_BAD_REQUEST);
+    }
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_parse_bytes),
     cmocka_unit_test(test_count),
     cmocka_unit_test(test_bytes),
     cmocka_unit_test(test_share_is_honest_at_the_ends),

@@ -4,6 +4,7 @@
 #include "tools/kvdepot/hitrate_view.h"
 #include "tools/kvdepot/report.h"
 #include "tools/kvdepot/status_view.h"
+#include "tools/kvdepot/verify_view.h"
 
 static const char status_report[] =
     "{\"schema\":1,\"health\":\"degraded\",\"problems\":[\"nvme: the device is full\"],"
@@ -12,11 +13,16 @@ static const char status_report[] =
     "{\"name\":\"dram\",\"cap_bytes\":268435456,\"used_bytes\":67108864,\"blocks\":45,"
     "\"pinned_bytes\":1474560,\"evicted_blocks\":0,\"state\":\"ok\"},"
     "{\"name\":\"nvme\",\"cap_bytes\":1073741824,\"used_bytes\":1073741824,\"blocks\":1234,"
-    "\"segments\":16,\"queue_bytes\":0,\"written_bytes\":1,\"read_bytes\":0,\"dropped_blocks\":7,"
+    "\"segments\":16,\"quarantined\":3,\"newer_files\":1,\"queue_bytes\":0,\"written_bytes\":1,"
+    "\"read_bytes\":0,\"dropped_blocks\":7,"
     "\"state\":\"full\"}],"
     "\"index\":{\"entries\":1234,\"queued\":0,\"disk_bytes\":2048},"
     "\"puts\":{\"committed_blocks\":1234,\"refused_blocks\":1,\"not_written_down_blocks\":2},"
-    "\"corrupt\":1,\"scenarios\":[{\"name\":\"chat\",\"retention_s\":604800,\"dram_bytes\":1024,"
+    "\"corrupt\":1,\"scrub\":{\"running\":false,\"rate\":8388608,\"last\":{\"ago_s\":7200,"
+    "\"tiers\":["
+    "{\"name\":\"nvme\",\"records\":1200,\"expected\":1234,\"bytes\":2097152,\"bad\":3},"
+    "{\"name\":\"dram\",\"records\":45,\"expected\":45,\"bytes\":1048576,\"bad\":0}]}},"
+    "\"scenarios\":[{\"name\":\"chat\",\"retention_s\":604800,\"dram_bytes\":1024,"
     "\"nvme_bytes\":0}],\"rates\":{\"window\":\"10s\",\"lookups_per_s\":1.5,"
     "\"asked_tokens_per_s\":1000,\"hit_tokens_per_s\":900.4}}";
 
@@ -96,7 +102,7 @@ static void test_status_shows_health_first(void **state)
         "tier  state      used        cap     full  blocks\n"
         "dram  ok     64.0 MiB  256.0 MiB   25.0 %      45  pinned 1.4 MiB\n"
         "nvme  full    1.0 GiB    1.0 GiB  100.0 %   1,234  16 segments, written 1 B, 7 blocks "
-        "thrown away\n"
+        "thrown away, 3 bad records, 1 file of a newer version\n"
         "\n"
         "scenario  kept     dram  nvme\n"
         "chat       7 d  1.0 KiB   0 B\n"
@@ -105,6 +111,7 @@ static void test_status_shows_health_first(void **state)
         "index    1,234 entries, 0 queued, 2.0 KiB on disk\n"
         "puts     1,234 blocks stored, 1 refused, 2 not written down\n"
         "corrupt  1 records found\n"
+        "scrub    1,245 records (3.0 MiB) read over again, 3 bad; 2 h ago\n"
         "rates    1.5 look-ups/s, 1000 tokens/s asked, 900 tokens/s hit (10s)\n");
     output_close(&out);
     json_decref(report);
@@ -247,12 +254,68 @@ static void test_hitrate_json_by_tier(void **state)
     json_decref(report);
 }
 
+#define VERIFY(bad_dram, quarantined, rows)                                                        \
+    "{\"schema\":1,\"running\":false,\"now\":{\"round\":7,\"ended_s\":5,\"seconds\":1,\"tiers\":[" \
+    "{\"name\":\"nvme\",\"records\":1234,\"expected\":1300,\"bytes\":2097152,\"bad\":0,\"newer\":" \
+    "2,"                                                                                           \
+    "\"skipped\":0},{\"name\":\"dram\",\"records\":45,\"expected\":45,\"bytes\":1048576,"          \
+    "\"bad\":" #bad_dram ",\"newer\":0,\"skipped\":0}]},\"quarantined\":" #quarantined             \
+    ",\"bad\":[" rows "]}"
+#define BAD_ROW                                                                                    \
+    "{\"tier\":\"nvme\",\"segment\":3,\"offset\":4096,\"key\":\"0badf00d\",\"rank\":0,\"put_id\":" \
+    "9,"                                                                                           \
+    "\"when_s\":1,\"reason\":\"the payload\\u001b doesn't match its sum\"}"
+
+static void test_verify(void **state)
+{
+    struct output out;
+    struct kvd_diag diag = {0};
+    bool good = false;
+    uint64_t round = 0;
+    bool ended = false;
+    char progress[256];
+    json_t *report = parsed(VERIFY(0, 0, ""));
+    assert_int_equal(kvd_verify_course(report, &round, &ended, &diag), 0);
+    assert_int_equal(round, 7);
+    assert_true(ended);
+    kvd_verify_progress(report, progress, sizeof(progress));
+    assert_string_equal(progress, "nvme 1,234 of 1,300 records, 2.0 MiB; dram 45 of 45 records, "
+                                  "1.0 MiB");
+    output_open(&out);
+    assert_int_equal(kvd_verify_view(report, out.file, &good, &diag), 0);
+    assert_true(good);
+    assert_string_equal(output_text(&out), "tier  records    bytes  bad  newer  skipped\n"
+                                           "nvme    1,234  2.0 MiB    0      2        0\n"
+                                           "dram       45  1.0 MiB    0      0        0\n");
+    output_close(&out);
+    json_decref(report);
+
+    report = parsed(VERIFY(0, 3, BAD_ROW));
+    output_open(&out);
+    assert_int_equal(kvd_verify_view(report, out.file, &good, &diag), 0);
+    assert_false(good);
+    assert_non_null(strstr(output_text(&out), "0badf00d"));
+    assert_non_null(strstr(output_text(&out), "payload? doesn't")); /* no terminal is steered */
+    assert_non_null(strstr(output_text(&out), "and 2 more"));
+    output_close(&out);
+    json_decref(report);
+
+    report = parsed(VERIFY(1, 0, "")); /* a bad slot of dram is not listed, but it was bad */
+    assert_int_equal(kvd_verify_judge(report, &good, &diag), 0);
+    assert_false(good);
+    json_decref(report);
+    report = parsed("{\"schema\":1,\"now\":{\"tiers\":[]}}");
+    assert_int_equal(kvd_verify_judge(report, &good, &diag), -KVD_E_FORMAT);
+    assert_int_equal(kvd_verify_course(report, &round, &ended, &diag), -KVD_E_FORMAT);
+    json_decref(report);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_report_refused),         cmocka_unit_test(test_status_shows_health_first),
     cmocka_unit_test(test_status_lacking_a_field), cmocka_unit_test(test_hitrate_tiers),
     cmocka_unit_test(test_hitrate_rows),           cmocka_unit_test(test_hitrate_no_rows_yet),
     cmocka_unit_test(test_hitrate_must_add_up),    cmocka_unit_test(test_hitrate_bad_shape),
-    cmocka_unit_test(test_hitrate_json_by_tier),
+    cmocka_unit_test(test_hitrate_json_by_tier),   cmocka_unit_test(test_verify),
 };
 
 KVD_TEST_MAIN(tests)
