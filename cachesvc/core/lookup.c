@@ -82,6 +82,7 @@ struct lookup {
     uint8_t *found;
     uint32_t indexed_from;
     bool indexed;
+    bool index_failed; /* what it would have said counts as a failed load */
     struct kvd_tally tally;
 };
 
@@ -104,8 +105,14 @@ static int lookup_ask_index(struct lookup *lu, uint32_t from)
     }
     lu->indexed = true;
     lu->indexed_from = from;
-    return kvd_index_lookup(lu->service->index, lu->prompt->keys, from, n, lu->prompt->rank,
-                            lu->entries, lu->found);
+    int err = kvd_index_lookup(lu->service->index, lu->prompt->keys, from, n, lu->prompt->rank,
+                               lu->entries, lu->found);
+    if (err && KVD_PROTECT(DRAM_WITHOUT_INDEX)) {
+        lu->index_failed = true; /* what is in dram is served all the same */
+        memset(lu->found, KVD_INDEX_ABSENT, n);
+        err = 0;
+    }
+    return err;
 }
 
 /* Goes on over blocks in dram. Pins them for the lease as far as the limits allow; beyond them they
@@ -194,6 +201,9 @@ static enum kvd_miss_reason reason_of_first(struct lookup *lu)
     if (pending) {
         return KVD_MISS_PENDING;
     }
+    if (lu->index_failed) {
+        return KVD_MISS_FAILED;
+    }
     if (found == KVD_INDEX_FOUND) {
         /* usable yet a miss: it expired in dram and a copy below is not worth more */
         return entry_usable(lu->service, lu->clock, &lu->entries[i - lu->indexed_from], &why)
@@ -222,8 +232,8 @@ static enum kvd_miss_reason reason_of_later(struct lookup *lu, uint32_t i,
         (void)entry_usable(lu->service, lu->clock, &lu->entries[i - lu->indexed_from], &why);
         return why;
     }
-    bool shared =
-        first == KVD_MISS_PENDING || first == KVD_MISS_DIVERGED || first == KVD_MISS_OTHER_OWNER;
+    bool shared = lu->index_failed || first == KVD_MISS_PENDING || first == KVD_MISS_DIVERGED ||
+                  first == KVD_MISS_OTHER_OWNER;
     return shared ? first : KVD_MISS_NEVER_SEEN;
 }
 

@@ -163,6 +163,31 @@ static json_t *rates_json(struct kvd_service *s)
                      "hit_tokens_per_s", (double)hit / 10.0);
 }
 
+static void index_problems(struct kvd_service *s, json_t *list)
+{
+    struct kvd_index_stat st;
+    kvd_index_stat(s->index, &st);
+    if (!st.writable) {
+        (void)json_array_append_new(
+            list, json_sprintf("the index (%s/index) can't be written%s: what is put stays in dram "
+                               "only; check the folder's free space and rights; it is tried again "
+                               "every second, and what is used again is then written down",
+                               s->config->dir, st.readable ? "" : ", nor read"));
+    } else if (st.failed_writes) {
+        (void)json_array_append_new(
+            list,
+            json_sprintf("%llu batches of changes to the index failed since start, which goes "
+                         "on again (opened anew %llu times); check the log",
+                         (unsigned long long)st.failed_writes, (unsigned long long)st.mended));
+    }
+    if (st.read_errors) {
+        (void)json_array_append_new(
+            list, json_sprintf("reading the index (%s/index) failed %llu times since start, and "
+                               "counted as misses; check the device and the log",
+                               s->config->dir, (unsigned long long)st.read_errors));
+    }
+}
+
 static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *nvme)
 {
     json_t *list = json_array();
@@ -190,10 +215,12 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
             list,
             json_sprintf(
                 "%llu blocks were not written down below dram since start, the last within "
-                "%d minutes: more is put than the device takes; they are served from dram "
+                "%d minutes: more is put than the device takes, or the index fails; they are "
+                "served from dram "
                 "until they are evicted (nvme.queue says how many may wait)",
                 (unsigned long long)atomic_load(&s->counts.not_written_down), RECENT_MINUTES));
     }
+    index_problems(s, list);
     if (s->nvme && strcmp(nvme->state, "ok") != 0) {
         (void)json_array_append_new(list, json_sprintf("nvme: %s", nvme->state));
     }

@@ -185,8 +185,8 @@ static int put_grant(struct put *put, struct kvd_wire_block *results, struct kvd
     uint8_t found[KVD_WIRE_STAGING_SLOTS];
     int err = kvd_index_lookup(service->index, put->prompt.keys, put->first, put->n,
                                put->prompt.rank, entries, found);
-    if (err) {
-        return err;
+    if (err) { /* then it goes to dram, and below when the index is back */
+        memset(found, KVD_INDEX_ABSENT, sizeof(found));
     }
     memset(results, 0, put->n * sizeof(*results));
     for (uint32_t i = put->n; i-- > 0;) { /* tail first: what is stored is touched */

@@ -63,9 +63,11 @@ int kvd_service_touch(struct kvd_session *session, const struct kvd_prompt_ref *
     }
     struct kvd_index_entry *entries = calloc(n + 1, sizeof(*entries));
     uint8_t *found = calloc(n + 1, 1);
-    err = !entries || !found ? kvd_fail(diag, -ENOMEM, "out of memory")
-                             : kvd_index_lookup(session->service->index, prompt.keys, 0, n,
-                                                prompt.rank, entries, found);
+    err = !entries || !found ? kvd_fail(diag, -ENOMEM, "out of memory") : 0;
+    if (!err &&
+        kvd_index_lookup(session->service->index, prompt.keys, 0, n, prompt.rank, entries, found)) {
+        memset(found, KVD_INDEX_ABSENT, n); /* what is in dram is touched all the same */
+    }
     for (uint32_t i = err ? 0 : n; i-- > 0;) { /* tail first */
         touch_stored(session->service, &prompt, i, &entries[i], found[i]);
     }

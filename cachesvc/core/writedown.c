@@ -56,7 +56,9 @@ static void writedown_durable(struct kvd_store_request *req)
 
 static bool writedown_queue(struct kvd_service *service, struct kvd_slot *slot)
 {
-    struct writedown *w = calloc(1, sizeof(*w));
+    /* a record that the index can't point to would only push others out */
+    bool indexed = kvd_index_writable(service->index) || !KVD_PROTECT(NO_RECORD_UNINDEXED);
+    struct writedown *w = indexed ? calloc(1, sizeof(*w)) : NULL;
     if (!w) {
         return false;
     }

@@ -43,11 +43,11 @@ bool index_entry_read(struct kvd_index *index, const void *value, size_t bytes,
     return false;
 }
 
-/* Calls fn for every row of a family, in order. */
-static int walk_family(struct kvd_index *index, enum index_family family,
-                       int (*fn)(const void *key, uint32_t key_bytes, const void *value,
-                                 uint32_t value_bytes, void *user),
-                       void *user)
+/* As walk_family, on an open store. */
+static int walk_open(struct kvd_index *index, enum index_family family,
+                     int (*fn)(const void *key, uint32_t key_bytes, const void *value,
+                               uint32_t value_bytes, void *user),
+                     void *user)
 {
     const struct index_store *s = &index->store;
     rocksdb_iterator_t *it = rocksdb_create_iterator_cf(s->db, s->read_all, s->families[family]);
@@ -66,6 +66,20 @@ static int walk_family(struct kvd_index *index, enum index_family family,
     rocksdb_iter_destroy(it);
     int err = error ? index_read_failed(index, error) : 0;
     return result ? result : err;
+}
+
+/* Calls fn for every row of a family, in order. */
+static int walk_family(struct kvd_index *index, enum index_family family,
+                       int (*fn)(const void *key, uint32_t key_bytes, const void *value,
+                                 uint32_t value_bytes, void *user),
+                       void *user)
+{
+    if (!index_store_get(index)) {
+        return -KVD_E_IO;
+    }
+    int result = walk_open(index, family, fn, user);
+    index_store_put(index);
+    return result;
 }
 
 struct walk {
@@ -113,8 +127,12 @@ int kvd_index_row_get(struct kvd_index *index, enum kvd_index_table table, const
     const struct index_store *s = &index->store;
     char *error = NULL;
     size_t bytes = 0;
+    if (!index_store_get(index)) {
+        return -KVD_E_IO;
+    }
     char *value = rocksdb_get_cf(s->db, s->read_all, s->families[index_family_of(table)], key,
                                  key_bytes, &bytes, &error);
+    index_store_put(index);
     if (error) {
         return index_read_failed(index, error);
     }
@@ -165,6 +183,11 @@ void kvd_index_on_compaction(struct kvd_index *index, kvd_index_forget_fn *fn, v
 
 /* ---- open, close, figures ---- */
 
+rocksdb_compactionfilter_t *index_filter(struct kvd_index *index)
+{
+    return rocksdb_compactionfilter_create(index, filter_destroy, filter_entry, filter_name);
+}
+
 static int init(struct kvd_index *index, const struct kvd_index_options *options,
                 struct kvd_diag *diag)
 {
@@ -172,9 +195,9 @@ static int init(struct kvd_index *index, const struct kvd_index_options *options
     if (!index->path) {
         return kvd_fail(diag, -ENOMEM, "index: out of memory");
     }
-    rocksdb_compactionfilter_t *filter =
-        rocksdb_compactionfilter_create(index, filter_destroy, filter_entry, filter_name);
-    int err = index_store_open(&index->store, options->path, options->cache_bytes, filter, diag);
+    index->cache_bytes = options->cache_bytes;
+    int err = index_store_open(&index->store, options->path, options->cache_bytes,
+                               index_filter(index), diag);
     if (err) {
         return err;
     }
@@ -195,6 +218,8 @@ int kvd_index_open(const struct kvd_index_options *options, struct kvd_diag *dia
     (void)pthread_mutex_init(&index->mtx, NULL);
     (void)pthread_cond_init(&index->work, NULL);
     (void)pthread_cond_init(&index->finished, NULL);
+    (void)pthread_mutex_init(&index->store_mtx, NULL);
+    (void)pthread_cond_init(&index->unread, NULL);
     (void)pthread_rwlock_init(&index->forget_lock, NULL);
     int err = init(index, options, diag);
     if (err) {
@@ -217,6 +242,8 @@ void kvd_index_close(struct kvd_index **at)
     index_writer_stop(index);
     index_store_close(&index->store);
     (void)pthread_rwlock_destroy(&index->forget_lock);
+    (void)pthread_cond_destroy(&index->unread);
+    (void)pthread_mutex_destroy(&index->store_mtx);
     (void)pthread_cond_destroy(&index->finished);
     (void)pthread_cond_destroy(&index->work);
     (void)pthread_mutex_destroy(&index->mtx);
@@ -246,8 +273,14 @@ void kvd_index_stat(struct kvd_index *index, struct kvd_index_stat *ret)
     KVD_MAGIC_CHECK(index, INDEX_MAGIC);
     const struct index_store *s = &index->store;
     memset(ret, 0, sizeof(*ret));
-    (void)rocksdb_property_int_cf(s->db, s->families[FAMILY_BLOCKS], "rocksdb.estimate-num-keys",
-                                  &ret->entries_estimate);
+    ret->readable = index_store_get(index);
+    if (ret->readable) {
+        (void)rocksdb_property_int_cf(s->db, s->families[FAMILY_BLOCKS],
+                                      "rocksdb.estimate-num-keys", &ret->entries_estimate);
+        index_store_put(index);
+    }
+    ret->writable = kvd_index_writable(index);
+    ret->mended = atomic_load(&index->mended);
     (void)pthread_mutex_lock(&index->mtx);
     ret->queued = index->waiting;
     (void)pthread_mutex_unlock(&index->mtx);

@@ -8,6 +8,9 @@
  * Threads: reads from any thread. All writes go through one writer thread, which applies queued
  * changes in order, many to a batch; that order is what makes compare-and-set work. Submitting
  * returns at once. WAL: unsynced, but for kvd_index_sync.
+ *
+ * When writing fails, all changes fail until RocksDB could be opened anew, which is tried every
+ * second while there is something to write; reads go on, or fail with -KVD_E_IO.
  */
 #ifndef CACHESVC_INDEX_INDEX_H
 #define CACHESVC_INDEX_INDEX_H
@@ -93,8 +96,11 @@ struct kvd_index_change {
 int kvd_index_submit(struct kvd_index *index, const struct kvd_index_change *changes, uint32_t n,
                      kvd_index_done_fn *done, void *user);
 
+/* False after a failed write, until the index could be opened anew: every change would fail. */
+bool kvd_index_writable(struct kvd_index *index);
+
 /* Returns when all that was queued before is written; with sync, durable. -KVD_E_IO: a write since
- * the last call failed. Never from a callback of the index. */
+ * the last call failed, or none is possible now. Never from a callback of the index. */
 int kvd_index_sync(struct kvd_index *index, bool sync);
 
 /* ---- small rows: spaces, segments, meta. Values are bytes; the caller encodes. ---- */
@@ -133,6 +139,9 @@ struct kvd_index_stat {
     uint64_t undecodable;   /* entries met that this version can't read; they count as absent */
     uint64_t read_errors;   /* since open */
     uint64_t failed_writes; /* batches, since open */
+    uint64_t mended;        /* times that it was opened anew after a failed write */
+    bool readable;
+    bool writable; /* not after a failed write, until it could be opened anew */
 };
 void kvd_index_stat(struct kvd_index *index, struct kvd_index_stat *ret);
 

@@ -64,6 +64,7 @@ struct kvd_index {
     struct index_store store;
     struct kvd_log *log;
     char *path;
+    uint64_t cache_bytes;
 
     pthread_mutex_t mtx;
     pthread_cond_t work;     /* to the writer: the queue has something, or stopping */
@@ -74,6 +75,15 @@ struct kvd_index {
     bool writer_runs;        /* owner: open and close */
     pthread_t writer;
     int failed; /* first failed change since a sync told of it; owner: writer */
+
+    pthread_mutex_t store_mtx;
+    pthread_cond_t unread; /* the last reader is out */
+    uint32_t readers;      /* lock: store_mtx. Who uses `store`, but for the writer thread */
+    bool closing;          /* lock: store_mtx. No new readers */
+    atomic_bool broken;    /* RocksDB takes no writes until it is opened anew */
+    uint64_t retry_ns;     /* owner: writer. Not before this time */
+    uint64_t failed_mends; /* owner: writer */
+    atomic_uint_fast64_t mended;
 
     pthread_rwlock_t forget_lock;
     kvd_index_forget_fn *forget; /* lock: forget_lock */
@@ -100,6 +110,8 @@ static inline bool index_worth_a_line(uint64_t nth)
 /* store.c. *store is zeroed before; close accepts what a failed open left. */
 int index_store_open(struct index_store *store, const char *path, uint64_t cache_bytes,
                      rocksdb_compactionfilter_t *filter, struct kvd_diag *diag);
+/* Whether the folder takes writes now. */
+int index_store_probe(const char *path, struct kvd_diag *diag);
 void index_store_close(struct index_store *store);
 
 /* Frees RocksDB's error text, counts and now and then logs it. Returns -KVD_E_IO. */
@@ -108,6 +120,17 @@ int index_read_failed(struct kvd_index *index, char *error);
 /* An entry's value as it was read; false when it doesn't decode, which is counted. */
 bool index_entry_read(struct kvd_index *index, const void *value, size_t bytes,
                       struct kvd_index_entry *ret);
+
+/* mend.c. The store for a reader, until _put; false: it is closed. */
+bool index_store_get(struct kvd_index *index);
+void index_store_put(struct kvd_index *index);
+/* Writing failed. */
+void index_broken(struct kvd_index *index);
+/* On the writer thread, before each batch: 0, or -KVD_E_IO as long as nothing can be written. */
+int index_mend(struct kvd_index *index);
+
+/* index.c. A compaction filter for opening the store; the store owns it. */
+rocksdb_compactionfilter_t *index_filter(struct kvd_index *index);
 
 /* writer.c */
 int index_writer_start(struct kvd_index *index);

@@ -79,6 +79,9 @@ int kvd_index_lookup(struct kvd_index *index, const struct kvd_key *keys, uint32
 {
     KVD_MAGIC_CHECK(index, INDEX_MAGIC);
     const struct index_store *s = &index->store;
+    if (!index_store_get(index)) {
+        return -KVD_E_IO;
+    }
     rocksdb_iterator_t *it =
         rocksdb_create_iterator_cf(s->db, s->read_group, s->families[FAMILY_BLOCKS]);
     for (uint32_t i = 0; i < n; i++) {
@@ -95,5 +98,6 @@ int kvd_index_lookup(struct kvd_index *index, const struct kvd_key *keys, uint32
     char *error = NULL;
     rocksdb_iter_get_error(it, &error);
     rocksdb_iter_destroy(it);
+    index_store_put(index);
     return error ? index_read_failed(index, error) : 0;
 }

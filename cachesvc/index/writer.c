@@ -5,7 +5,7 @@
  * only one that writes is what makes compare-and-set hold without a lock.
  *
  * A write that fails (a full disk) loses the changes; they describe a cache, so the daemon goes on,
- * tells those who asked, counts it, and now and then says so in the log.
+ * tells those who asked, counts it, and now and then says so in the log. mend.c has what follows.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -163,11 +163,12 @@ static int write_failed(struct kvd_index *index, char *error)
     if (index_worth_a_line(nth)) {
         kvd_log_error(
             index->log,
-            "index: writing to %s failed (%llu times so far): %s; blocks stored meanwhile "
-            "will be missing after a restart",
+            "index: writing to %s failed (%llu times so far): %s; what is put meanwhile stays in "
+            "dram only, and is written down when it is used again; check the folder's free space",
             index->path, (unsigned long long)nth, error);
     }
     rocksdb_free(error);
+    index_broken(index);
     return -KVD_E_IO;
 }
 
@@ -242,6 +243,12 @@ static void finish(struct kvd_index *index, struct kvd_list *taken, uint64_t n)
 
 static void write_taken(struct kvd_index *index, struct kvd_list *taken)
 {
+    int err = index_mend(index);
+    if (err) {
+        atomic_fetch_add(&index->failed_writes, 1);
+        finish(index, taken, settle(index, taken, err));
+        return;
+    }
     rocksdb_writebatch_wi_t *batch = rocksdb_writebatch_wi_create(0, 1);
     bool sync = false;
     kvd_list_foreach (it, taken) {
@@ -249,7 +256,7 @@ static void write_taken(struct kvd_index *index, struct kvd_list *taken)
         apply_op(index, batch, op);
         sync = sync || op->sync;
     }
-    int err = write_batch(index, batch, sync);
+    err = write_batch(index, batch, sync);
     rocksdb_writebatch_wi_destroy(batch);
     finish(index, taken, settle(index, taken, err));
 }

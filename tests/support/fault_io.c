@@ -502,6 +502,12 @@ static int file_begin(enum fault_op op, const char *path, struct fault *ret_afte
     return 0;
 }
 
+int fault_before(enum fault_op op, const char *path)
+{
+    struct fault after;
+    return file_begin(op, path, &after);
+}
+
 static int file_end(enum fault_op op, const char *path, const struct fault *after, int result)
 {
     struct fault_hit hit = {.op = op, .path = path};

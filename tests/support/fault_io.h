@@ -5,7 +5,7 @@
  * empty, or as KVD_FAULTS in the environment says (grammar below), and changes at any time, from
  * any thread.
  *
- * RocksDB's own files don't pass through the interface.
+ * RocksDB's own files don't pass through the interface: see fault_rocksdb.c.
  *
  * A fault chooses operations by kind and by a part of the file's path, lets the first `skip` of
  * them pass, and then strikes `times` of them. All faults count an operation, the first of the
@@ -107,6 +107,9 @@ bool fault_wait_held(int id, uint64_t n);
 /* Operations of a kind (or of any) that were asked for since the start or fault_clear, struck or
  * not. */
 uint64_t fault_asked(enum fault_op op);
+
+/* For operations outside the interface: what comes before one. 0, or what it fails with. */
+int fault_before(enum fault_op op, const char *path);
 
 /* Adds the faults of a text in the grammar above. False: the text is wrong from *ret_at on. */
 bool fault_add_text(const char *text, const char **ret_at);

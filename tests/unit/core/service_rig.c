@@ -372,7 +372,7 @@ uint64_t rig_number(struct rig *rig, const char *what, const char *by, const cha
     return v;
 }
 
-void rig_assert_problem(struct rig *rig, const char *text)
+static bool problem_said(struct rig *rig, const char *text)
 {
     json_t *root = report(rig, "status", "");
     const json_t *problems = json_object_get(root, "problems");
@@ -380,11 +380,20 @@ void rig_assert_problem(struct rig *rig, const char *text)
     for (size_t i = 0; i < json_array_size(problems); i++) {
         said = said || strstr(json_string_value(json_array_get(problems, i)), text);
     }
-    assert_string_equal(json_string_value(json_object_get(root, "health")), "degraded");
-    if (!said) {
-        fail_msg("status doesn't say \"%s\"", text);
-    }
+    said = said && strcmp(json_string_value(json_object_get(root, "health")), "degraded") == 0;
     json_decref(root);
+    return said;
+}
+
+void rig_expect_problem(struct rig *rig, const char *text)
+{
+    uint64_t deadline = kvd_mono_ns() + ANSWER_WAIT_S * KVD_NS_PER_S;
+    while (!problem_said(rig, text)) {
+        if (kvd_mono_ns() > deadline) {
+            fail_msg("status doesn't say \"%s\"", text);
+        }
+        (void)sched_yield();
+    }
 }
 
 void rig_assert_adds_up(struct rig *rig)

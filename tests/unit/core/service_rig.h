@@ -78,8 +78,8 @@ void rig_settle(struct rig *rig);
  * "rows.0.missed.evicted.tokens". */
 uint64_t rig_number(struct rig *rig, const char *what, const char *by, const char *path);
 
-/* That status says degraded, and this among its problems. */
-void rig_assert_problem(struct rig *rig, const char *text);
+/* Waits until status says degraded, and this among its problems. */
+void rig_expect_problem(struct rig *rig, const char *text);
 
 /* Sum of hits and misses of the first row in tokens less asked: 0 always. */
 void rig_assert_adds_up(struct rig *rig);
