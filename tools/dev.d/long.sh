@@ -8,6 +8,7 @@ source "$ROOT/tools/dev.d/fuzz.sh"
 
 readonly LONG_SUITES='
 tsan         unit tests under ThreadSanitizer
+crash        200 kills of a daemon under load, and 1,000 images of what a power cut leaves
 fuzz         every fuzz target for some seconds each (default 60), under the sanitizers
 protections  takes out each protection of proto/base/protections.def, or the named ones, and shows that its test fails
 '
@@ -25,6 +26,17 @@ long_fuzz() {
     fuzz_setup
     fuzz_run "${1:-60}" 2
     test_close "$FUZZ_COUNTS"
+}
+
+# KVD_CRASH_KILLS, KVD_CRASH_IMAGES and KVD_CRASH_SEED in the environment say how many, and where chance begins. What the
+# programs say of a run is shown, as are their seeds.
+long_crash() {
+    export KVD_CRASH_KILLS=${KVD_CRASH_KILLS:-200} KVD_CRASH_IMAGES=${KVD_CRASH_IMAGES:-1000}
+    setup_release
+    test_run build crash_kills crash_images
+    jq -r '(.stdout // "") | split("\n")[] | select(test("^KVD_CRASH_|^[0-9]+ (kills|images)"))' \
+        "$ROOT/build/meson-logs/testlog.json"
+    test_close "$TEST_COUNTS"
 }
 
 # protections_rows: a line for each row of the table: name, kind, meson test, test function, text, parted by tabs.
