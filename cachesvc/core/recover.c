@@ -67,6 +67,22 @@ static int segment_changed(const struct kvd_segment_info *info, bool sync, void 
     return err;
 }
 
+/* A block that is in dram too learns of its copy: else its next use would write it down again. */
+static void note_copy(struct kvd_service *service, const struct kvd_addr *addr, uint64_t segment)
+{
+    struct kvd_slot *slot = kvd_pool_pin(service->pool, addr);
+    if (slot) {
+        kvd_pool_set_nvme_segment(service->pool, slot, segment);
+        kvd_pool_unpin(service->pool, slot);
+    }
+}
+
+static void forget_copy(struct kvd_slot *slot, void *user)
+{
+    struct kvd_service *service = user;
+    kvd_pool_set_nvme_segment(service->pool, slot, 0);
+}
+
 static void record_found(const struct kvd_place *place, const struct kvd_record *rec, void *user)
 {
     struct kvd_service *service = user;
@@ -92,6 +108,10 @@ static void record_found(const struct kvd_place *place, const struct kvd_record 
         if (kvd_index_submit(service->index, &change, 1, NULL, NULL) == -KVD_E_BUSY) {
             (void)kvd_index_sync(service->index, false);
             (void)kvd_index_submit(service->index, &change, 1, NULL, NULL);
+        }
+        if (KVD_PROTECT(FOUND_COPY_IS_NOTED)) {
+            const struct kvd_addr addr = {.key = rec->blocks[i].key, .rank = rec->rank};
+            note_copy(service, &addr, place->segment);
         }
     }
 }
@@ -174,6 +194,11 @@ int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag)
     err = err ? kvd_fail(diag, err, "segments in the index can't be read: %s", kvd_strerror(err))
               : kvd_identity_claim(service->io, service->config->nvme_path, &service->identity,
                                    diag, &service->nvme_lock_fd);
+    if (!err && rows.highest == 0 && KVD_PROTECT(COPIES_GO_WITH_THE_INDEX)) {
+        /* the index is new, and its segments will be numbered anew: what slots from before say of
+           their copies is about others. Those that are found are noted again. */
+        kvd_pool_walk(service->pool, forget_copy, service);
+    }
     err = err ? err : open_nvme(service, &rows, diag);
     free(rows.infos);
     return err ? err : kvd_index_sync(service->index, false);

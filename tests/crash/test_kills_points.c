@@ -138,15 +138,16 @@ static void r_killed_between_data_and_index(void **state)
     scene_up(sc, "kill@fdatasync:.seg:2:after", false); /* 1: the segment's header */
     put(sc, CHAT, 0, 1);
     scene_dies(sc);
+    scene_up(sc, NULL, false);
+    assert_counted(sc, &s);
+    assert_int_equal(s.dram_blocks, 1);
+    assert_int_equal(hit(sc, CHAT), 1);
+    assert_counted(sc, &s);
+    assert_int_equal(s.nvme_blocks, 1); /* using it has not written it down once more */
+    scene_kill(sc);
     scene_up(sc, NULL, true);
     assert_counted(sc, &s);
     assert_int_equal(s.nvme_blocks, 1);
-    assert_int_equal(hit(sc, CHAT), 1);
-    scene_kill(sc);
-    scene_up(sc, NULL, false); /* and out of what the second one had in dram */
-    assert_counted(sc, &s);
-    assert_int_equal(s.nvme_blocks, 1);
-    assert_int_equal(s.dram_blocks, 1);
     assert_int_equal(hit(sc, CHAT), 1);
 }
 
@@ -204,6 +205,30 @@ static void r_index_lost_by_a_kill(void **state)
     assert_int_equal(again.nvme_blocks, s.nvme_blocks);
     assert_int_equal(hit(sc, CHAT), 8);
     assert_int_equal(hit(sc, AGENT), 8);
+}
+
+/* Index and segments are gone, and segments are numbered anew: a block that is only in dram now
+ * must not take another's segment for its own, or it would never be written down again. */
+static void r_index_and_segments_lost(void **state)
+{
+    struct kills_status s;
+    char path[400];
+    struct scene *sc = scene_begin(state, "32MiB", "64MiB");
+    scene_up(sc, NULL, false);
+    put(sc, CHAT, 0, 8);
+    settle(sc, &s);
+    scene_kill(sc);
+    kills_node_lose_index(&sc->node);
+    (void)snprintf(path, sizeof(path), "%s/1", sc->node.nvme);
+    proc_remove_folder(path);
+    scene_up(sc, NULL, false);
+    put(sc, BATCH + 1, 3, 8); /* of class chat too: the first segment, and it stays open */
+    settle(sc, &s);
+    assert_int_equal(hit(sc, CHAT), 8);
+    settle(sc, &s);
+    scene_kill(sc);
+    scene_up(sc, NULL, true);
+    assert_int_equal(hit(sc, CHAT), 8);
 }
 
 /* A start-up that is cut off after its first segment, then twice more: each finds the same, and a
@@ -477,6 +502,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test_teardown(r_killed_between_index_and_data, scene_end),
     cmocka_unit_test_teardown(r_torn_record, scene_end),
     cmocka_unit_test_teardown(r_index_lost_by_a_kill, scene_end),
+    cmocka_unit_test_teardown(r_index_and_segments_lost, scene_end),
     cmocka_unit_test_teardown(r_start_up_twice, scene_end),
     cmocka_unit_test_teardown(r_two_daemons_on_one_folder, scene_end),
     cmocka_unit_test_teardown(r_two_daemons_on_one_pool, scene_end),
