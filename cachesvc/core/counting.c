@@ -464,3 +464,14 @@ int kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_b
     }
     return 0;
 }
+
+void kvd_counting_spaces(struct kvd_counting *c,
+                         void (*fn)(const struct kvd_digest *space, void *user), void *user)
+{
+    const struct table *t = &c->tables[KVD_BY_SPACE];
+    counting_lock(c);
+    for (uint32_t i = 0; i < t->n; i++) {
+        fn(&t->keys[i], user);
+    }
+    counting_unlock(c);
+}

@@ -33,7 +33,8 @@
     X(DIVERGED, "diverged", "the stored chain goes on with other tokens")                          \
     X(PENDING, "pending", "being put at that moment")                                              \
     X(FAILED, "failed", "found, but could not be read or verified")                                \
-    X(SHORT, "short", "shorter than a block, or the last token")
+    X(SHORT, "short", "shorter than a block, or the last token")                                   \
+    X(PURGED, "purged", "thrown away because somebody asked for it")
 
 enum kvd_miss_reason {
 #define X(name, key, text) KVD_MISS_##name,
@@ -110,6 +111,10 @@ int kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_b
                         enum kvd_window window,
                         void (*fn)(const char *name, const struct kvd_tally *tally, void *user),
                         void *user);
+
+/* Spaces that look-ups were counted for. fn runs under the lock. */
+void kvd_counting_spaces(struct kvd_counting *c,
+                         void (*fn)(const struct kvd_digest *space, void *user), void *user);
 
 /* Totals as bytes to persist (caller frees), and back, before anything was counted: all or nothing.
  * Reasons or tiers of a later version: -KVD_E_NEWER; -KVD_E_FORMAT, -KVD_E_CORRUPT (damaged, or not

@@ -89,13 +89,17 @@ static void register_pages(struct kvd_service *service)
     }
 }
 
-/* ---- expiry ---- */
+/* ---- expiry, and what a purge left behind ---- */
 
 static void expire_slot(struct kvd_slot *slot, void *user)
 {
     struct kvd_service *service = user;
     struct kvd_slot_meta meta;
     kvd_pool_meta(service->pool, slot, &meta);
+    if (purge_hides_slot(service, slot)) { /* a purge that was cut short before it got here */
+        purge_slot(service, slot);
+        return;
+    }
     if (!class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
                        meta.created_day)) {
         return;
@@ -111,6 +115,8 @@ struct expiries {
     struct kvd_service *service;
     uint64_t *at_s;
     uint64_t n;
+    uint64_t all_purged;   /* the cut of the whole store: nobody wants what it hides */
+    uint64_t oldest_epoch; /* of the segments that stay */
 };
 
 static int expiries_grow(struct expiries *x, uint64_t segment)
@@ -136,7 +142,7 @@ static int expiries_add(const struct kvd_index_id *id, const struct kvd_index_en
     const struct kvd_scenario *sc =
         kvd_scenario_by_id(x->service->config->scenarios_table, entry->scenario);
     int err = expiries_grow(x, entry->segment);
-    if (!err && sc) {
+    if (!err && sc && entry->put_id > x->all_purged) {
         uint64_t at = kvd_retention_expiry_s(sc, entry->last_use_day, entry->created_day);
         x->at_s[entry->segment] = at > x->at_s[entry->segment] ? at : x->at_s[entry->segment];
     }
@@ -145,11 +151,26 @@ static int expiries_add(const struct kvd_index_id *id, const struct kvd_index_en
 
 static bool segment_expired(const struct kvd_segment_info *info, void *user)
 {
-    const struct expiries *x = user;
+    struct expiries *x = user;
     uint64_t now = kvd_wall_now_s(&x->service->wall);
     /* a segment without any entry is one whose entries have all moved or gone */
-    return info->created_s + RECLAIM_EVERY_S < now &&
-           (info->segment >= x->n || x->at_s[info->segment] + RECLAIM_MARGIN_S <= now);
+    bool expired = info->created_s + RECLAIM_EVERY_S < now &&
+                   (info->segment >= x->n || x->at_s[info->segment] + RECLAIM_MARGIN_S <= now);
+    if (!expired && info->epoch < x->oldest_epoch) {
+        x->oldest_epoch = info->epoch;
+    }
+    return expired;
+}
+
+/* Purges whose records are all gone need no row any more. Files that were left alone may hold some.
+ */
+static void forget_purges(struct kvd_service *service, uint64_t oldest_epoch)
+{
+    struct kvd_tier_stat st;
+    service->nvme->ops->stat(service->nvme, &st);
+    if (strcmp(st.state, "ok") == 0) {
+        purge_forget(service, oldest_epoch);
+    }
 }
 
 static uint64_t undecodable(struct kvd_service *service)
@@ -168,7 +189,9 @@ int keeper_reclaim(struct kvd_service *service)
     if (!service->nvme) {
         return 0;
     }
-    struct expiries x = {.service = service};
+    struct expiries x = {.service = service,
+                         .all_purged = kvd_purges_all(service->purges),
+                         .oldest_epoch = UINT64_MAX};
     uint64_t unread = undecodable(service);
     int err = kvd_index_sync(service->index, false);
     err = err ? err : kvd_index_walk(service->index, expiries_add, &x);
@@ -177,6 +200,9 @@ int keeper_reclaim(struct kvd_service *service)
     if (!err && all_read) {
         err = service->nvme->ops->reclaim(service->nvme, kvd_wall_now_s(&service->wall),
                                           segment_expired, &x);
+        if (!err) {
+            forget_purges(service, x.oldest_epoch);
+        }
     }
     free(x.at_s);
     return err;

@@ -113,7 +113,7 @@ static int load_place(struct load_job *job, uint32_t index, struct kvd_place *re
     int err = kvd_index_lookup(job->service->index, lease->prompt.keys, index, 1,
                                lease->prompt.rank, &e, &found);
     if (err || found != KVD_INDEX_FOUND ||
-        !entry_usable(job->service, expiry_clock(job->service), &e, &why)) {
+        !entry_usable(job->service, expiry_clock(job->service), &lease->prompt, index, &e, &why)) {
         return -KVD_E_NOT_FOUND;
     }
     *ret = (struct kvd_place){
@@ -148,11 +148,12 @@ static int load_check_resident(struct load_job *job, uint32_t index, struct kvd_
     return err;
 }
 
-/* The block's own slot, checked; let go of where it is bad. */
+/* The block's own slot, checked; let go of where it is bad, or was purged since the look-up. */
 static bool load_try_slot(struct load_job *job, uint32_t index)
 {
     struct kvd_slot *slot = job->lease->blocks[index].slot;
-    if (slot && load_check_resident(job, index, slot) == 0) {
+    if (slot && !purge_hides(job->service, &job->lease->prompt, index, slot->meta.put_id) &&
+        load_check_resident(job, index, slot) == 0) {
         return true;
     }
     lease_drop_slot(job->lease, index);
@@ -275,6 +276,9 @@ static bool load_finish_fetch(struct load_job *job, uint32_t i)
         kvd_pool_cancel(pool, b->fresh);
         struct kvd_addr addr = prompt_addr(&lease->prompt, job->first + i);
         slot = err == -KVD_E_EXISTS ? kvd_pool_pin(pool, &addr) : NULL;
+    } else if (purge_took(job->service, &lease->prompt, job->first + i, slot)) {
+        kvd_pool_unpin(pool, slot);
+        slot = NULL;
     }
     b->fresh = NULL;
     if (!slot) {
@@ -382,6 +386,9 @@ static void load_start(struct kvd_work *work)
         return;
     }
     lease_drop_slots(lease, job->first);
+    if (KVD_PROTECT(PURGE_AT_LOAD)) {
+        purge_look(job->service, &lease->prompt);
+    }
     enum load_step stop = 0;
     for (uint32_t i = 0; i < job->n; i++) {
         job->blocks[i].step = stop ? stop : load_step_of(job, i);

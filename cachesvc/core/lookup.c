@@ -42,12 +42,15 @@ static enum kvd_miss_reason reason_of_gone(uint8_t gone)
     case KVD_GONE_LOST:
     case KVD_GONE_CORRUPT:
         return KVD_MISS_FAILED;
+    case KVD_GONE_PURGED:
+        return KVD_MISS_PURGED;
     default:
         return KVD_MISS_EVICTED;
     }
 }
 
 bool entry_usable(struct kvd_service *service, struct expiry_clock clock,
+                  const struct kept_prompt *prompt, uint32_t index,
                   const struct kvd_index_entry *entry, enum kvd_miss_reason *ret_reason)
 {
     struct kvd_segment_info info = {0};
@@ -57,6 +60,10 @@ bool entry_usable(struct kvd_service *service, struct expiry_clock clock,
     }
     if (!service->nvme || !service->nvme->ops->live(service->nvme, entry->segment, &info)) {
         *ret_reason = reason_of_gone(info.gone);
+        return false;
+    }
+    if (purge_hides(service, prompt, index, entry->put_id)) {
+        *ret_reason = KVD_MISS_PURGED;
         return false;
     }
     if (class_expired(service, clock, entry->scenario, entry->last_use_day, entry->created_day)) {
@@ -128,8 +135,9 @@ static void lookup_dram(struct lookup *lu)
     bool ended = false;
     for (uint32_t i = 0; i < n; i++) {
         const struct kvd_slot_use *use = &lu->uses[i];
-        ended = ended || class_expired(lu->service, lu->clock, use->scenario, use->last_use_day,
-                                       use->created_day);
+        ended = ended || purge_hides(lu->service, lu->prompt, lu->hit, use->put_id) ||
+                class_expired(lu->service, lu->clock, use->scenario, use->last_use_day,
+                              use->created_day);
         bool pays = i < charged;
         bool pin = !ended && (pays || use->shared);
         if (!ended) {
@@ -159,7 +167,7 @@ static bool lookup_below(struct lookup *lu, uint32_t i, struct lease_block *ret,
     const struct kvd_index_entry *e = &lu->entries[i - lu->indexed_from];
     enum kvd_miss_reason why;
     if (lu->found[i - lu->indexed_from] != KVD_INDEX_FOUND ||
-        !entry_usable(lu->service, lu->clock, e, &why)) {
+        !entry_usable(lu->service, lu->clock, lu->prompt, i, e, &why)) {
         return false;
     }
     *ret = (struct lease_block){
@@ -206,7 +214,8 @@ static enum kvd_miss_reason reason_of_first(struct lookup *lu)
     }
     if (found == KVD_INDEX_FOUND) {
         /* usable yet a miss: it expired in dram and a copy below is not worth more */
-        return entry_usable(lu->service, lu->clock, &lu->entries[i - lu->indexed_from], &why)
+        return entry_usable(lu->service, lu->clock, lu->prompt, i,
+                            &lu->entries[i - lu->indexed_from], &why)
                    ? KVD_MISS_EXPIRED
                    : why;
     }
@@ -229,7 +238,8 @@ static enum kvd_miss_reason reason_of_later(struct lookup *lu, uint32_t i,
     enum kvd_miss_reason why = first;
     uint8_t found = lu->found[i - lu->indexed_from];
     if (found == KVD_INDEX_FOUND) {
-        (void)entry_usable(lu->service, lu->clock, &lu->entries[i - lu->indexed_from], &why);
+        (void)entry_usable(lu->service, lu->clock, lu->prompt, i,
+                           &lu->entries[i - lu->indexed_from], &why);
         return why;
     }
     bool shared = lu->index_failed || first == KVD_MISS_PENDING || first == KVD_MISS_DIVERGED ||

@@ -72,6 +72,7 @@ int prompt_keep(struct kvd_session *session, const struct kvd_prompt_ref *ref, u
     uint64_t seed = session->service->identity.seed;
     kvd_key_root(seed, &p.space->digest, &p.tenant, ref->extra, &p.root);
     kvd_key_chain(seed, &p.root, p.tokens, bt, n_blocks, p.keys);
+    purge_look(session->service, &p);
     *ret = p;
     return 0;
 }

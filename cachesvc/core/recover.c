@@ -92,6 +92,11 @@ static void record_found(const struct kvd_place *place, const struct kvd_record 
     }
     for (uint16_t i = 0; i < rec->n_blocks; i++) {
         uint32_t day = kvd_day_of(rec->created_s);
+        if (KVD_PROTECT(PURGE_AT_REBUILD) &&
+            kvd_purges_hides(service->purges, &rec->space, &rec->tenant, &rec->blocks[i].key,
+                             rec->rank, rec->put_id)) {
+            continue; /* it would take the place of what was put after the purge */
+        }
         struct kvd_index_change change = {.kind = KVD_INDEX_PUT,
                                           .id = {.group = rec->group,
                                                  .index = rec->index + i,

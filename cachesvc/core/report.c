@@ -231,6 +231,14 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
                                (unsigned long long)atomic_load(&s->counts.unreadable)));
     }
     report_scrub_problems(s, list);
+    struct kvd_purges_stat purges;
+    kvd_purges_stat(s->purges, &purges);
+    if (purges.damaged) {
+        (void)json_array_append_new(
+            list, json_sprintf("%u rows of the log of purges were damaged at this start: what was "
+                               "stored before them is taken as purged; check the device",
+                               purges.damaged));
+    }
     if (expiry_clock(s).frozen) {
         (void)json_array_append_new(
             list,
@@ -254,6 +262,13 @@ static json_t *index_json(struct kvd_service *s)
                      u64(st.undecodable), "undecodable_segments",
                      u64(atomic_load(&s->counts.newer_rows)), "read_errors", u64(st.read_errors),
                      "failed_writes", u64(st.failed_writes));
+}
+
+static json_t *purges_json(struct kvd_service *s)
+{
+    struct kvd_purges_stat st;
+    kvd_purges_stat(s->purges, &st);
+    return json_pack("{s:o,s:o}", "rows", u64(st.rows), "damaged", u64(st.damaged));
 }
 
 static json_t *puts_json(struct kvd_service *s)
@@ -281,14 +296,14 @@ static int report_status(struct kvd_service *s, json_t **ret)
     (void)pthread_mutex_unlock(&s->mtx);
     json_t *problems = problems_json(s, &nvme);
     *ret = json_pack(
-        "{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema",
+        "{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema",
         REPORT_SCHEMA, "health", json_array_size(problems) ? "degraded" : "ok", "problems",
         problems, "version", KVDEPOT_VERSION, "store", store, "uptime_s",
         u64((kvd_mono_ns() - s->started_mono_ns) / KVD_NS_PER_S), "io", s->io->ops->name, "clients",
         (int)clients, "leases", (int)leases, "tiers", tiers, "index", index_json(s), "puts",
-        puts_json(s), "corrupt", u64(atomic_load(&s->counts.corrupt)), "newer_records",
-        u64(atomic_load(&s->counts.newer_records)), "scrub", report_scrub(s), "threads",
-        report_threads(s), "scenarios", scenarios_json(s), "rates", rates_json(s));
+        puts_json(s), "purges", purges_json(s), "corrupt", u64(atomic_load(&s->counts.corrupt)),
+        "newer_records", u64(atomic_load(&s->counts.newer_records)), "scrub", report_scrub(s),
+        "threads", report_threads(s), "scenarios", scenarios_json(s), "rates", rates_json(s));
     return 0;
 }
 

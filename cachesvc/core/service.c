@@ -96,6 +96,16 @@ static int open_index(struct kvd_service *service, struct kvd_diag *diag)
     return kvd_index_open(&options, diag, &service->index);
 }
 
+static int open_purges(struct kvd_service *service, struct kvd_diag *diag)
+{
+    struct kvd_purges_options options = {.folder = service->config->dir,
+                                         .store = service->identity.store,
+                                         .first_put_id = service->put_id_base,
+                                         .io = service->io,
+                                         .log = service->log};
+    return kvd_purges_open(&options, diag, &service->purges);
+}
+
 static int open_io(struct kvd_service *service, struct kvd_diag *diag)
 {
     int err = kvd_io_open(service->config->io_engine, (uint32_t)service->config->io_depth, diag,
@@ -111,7 +121,8 @@ static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *di
 {
     int err = open_io(s, diag);
     err = err ? err : kvd_identity_open(s->io, s->config->dir, diag, &s->identity, &s->lock_fd);
-    s->put_id_base = s->identity.boot << 40;
+    s->put_id_base = s->identity.boot << PUT_ID_BOOT_SHIFT;
+    err = err ? err : open_purges(s, diag);
     err = err ? err : open_index(s, diag);
     err = err ? err : kvd_counting_create(kvd_mono_ns() / KVD_NS_PER_S, &s->counting);
     err = err ? err : quarantine_open(s->index, s->log, &s->quarantine);
@@ -202,6 +213,7 @@ void kvd_service_close(struct kvd_service **service)
     quarantine_close(&s->quarantine);
     kvd_index_close(&s->index);
     kvd_pool_close(&s->pool);
+    kvd_purges_close(&s->purges);
     kvd_io_close(&s->io);
     kvd_owners_destroy(&s->owners);
     kvd_counting_destroy(&s->counting);

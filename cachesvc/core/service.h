@@ -5,10 +5,10 @@
  * A session stands for one connected client: its leases, its puts, its staging areas. Ending a
  * session releases all.
  *
- * Threads. match, put_begin, release, touch: any thread, short, no device I/O. load and put_commit
- * are queued to workers; their callback runs on a worker thread (or on the caller's, when there is
- * nothing to wait for), exactly once, also when the session has ended meanwhile. One session's
- * calls may come from one thread only, the door's.
+ * Threads. match, put_begin, release, touch: any thread, short, no device I/O. load, put_commit,
+ * drop and purge are queued to workers; their callback runs on a worker thread (or on the caller's,
+ * when there is nothing to wait for), exactly once, also when the session has ended meanwhile. One
+ * session's calls may come from one thread only, the door's.
  */
 #ifndef CACHESVC_CORE_SERVICE_H
 #define CACHESVC_CORE_SERVICE_H
@@ -106,6 +106,35 @@ void kvd_service_put_commit(struct kvd_session *session, uint64_t put, bool abor
 
 int kvd_service_touch(struct kvd_session *session, const struct kvd_prompt_ref *prompt, uint32_t n,
                       struct kvd_diag *diag);
+
+/* What is to be purged: everything, or what a tenant, a space, or a tenant in a space has. */
+struct kvd_purge_ask {
+    bool all; /* alone */
+    const char
+        *tenant; /* user's name, not terminated; "" is the default tenant; NULL: all tenants */
+    uint32_t tenant_bytes;
+    const char *space; /* its digest in hex, the first 8 digits or more of it, or NAME@DIGITS; NULL:
+                          all spaces. The first digits must name one space that is known here */
+};
+
+struct kvd_purge_out {
+    uint64_t dram_blocks; /* that were removed; what leases pin goes with their end */
+    uint64_t dram_bytes;
+};
+
+/* Purges: on success it is durable, and no look-up or load that begins later finds anything of it
+ * that was put before. diag says why not: -KVD_E_BAD_REQUEST, -KVD_E_NOT_FOUND (no such space),
+ * -KVD_E_FULL, errno of the device. */
+typedef void kvd_purge_done_fn(int result, const struct kvd_diag *diag,
+                               const struct kvd_purge_out *out, void *user);
+void kvd_service_purge(struct kvd_session *session, const struct kvd_purge_ask *ask,
+                       kvd_purge_done_fn *done, void *user);
+
+/* The same for blocks [first, first + n) of a prompt; dropped: how many of them were stored. */
+typedef void kvd_drop_done_fn(int result, const struct kvd_diag *diag, uint32_t dropped,
+                              void *user);
+void kvd_service_drop(struct kvd_session *session, const struct kvd_prompt_ref *prompt,
+                      uint32_t first, uint32_t n, kvd_drop_done_fn *done, void *user);
 
 /* Begins to read over again all that is stored, or one tier ("dram", "nvme"; "": all) of it, at
  * most `rate` bytes a second (0: no limit). Returns at once, with the round's number; its course is

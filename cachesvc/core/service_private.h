@@ -15,6 +15,7 @@
 #include "cachesvc/core/counting.h"
 #include "cachesvc/core/identity.h"
 #include "cachesvc/core/owners.h"
+#include "cachesvc/core/purges.h"
 #include "cachesvc/core/quarantine.h"
 #include "cachesvc/core/service.h"
 #include "cachesvc/core/wall.h"
@@ -40,6 +41,7 @@ enum {
     ALL_PIN_PERCENT = 80, /* of the pool, by leases of all clients */
     STAGING_SHARE = 8,    /* staging gets at most one part in so many of dram.cap */
     GHOST_S = 14 * KVD_DAY_S,
+    PUT_ID_BOOT_SHIFT = 40, /* a put id is the boot number, and a counter below it */
     RECORD_TOKENS_MAX = KVD_RECORD_BLOCKS_MAX * KVD_BLOCK_TOKENS_MAX,
     SKEW_FREEZE_S = 600, /* the clocks disagree by more: nothing expires until they agree */
 };
@@ -93,6 +95,7 @@ struct kvd_service {
     struct kvd_tier *nvme; /* NULL: not configured */
     struct kvd_counting *counting;
     struct kvd_owners *owners;
+    struct kvd_purges *purges;
     struct kvd_workers *workers;
     struct kvd_watch *watch;
     struct quarantine *quarantine;
@@ -161,8 +164,9 @@ struct kept_prompt {
     struct kvd_key root;
     uint16_t rank;
     uint32_t n_blocks;
-    struct kvd_key *keys; /* n_blocks; keys[0] is the chain's first block */
-    uint32_t *tokens;     /* n_blocks * block_tokens */
+    struct kvd_purge_view purged; /* as of when the request came */
+    struct kvd_key *keys;         /* n_blocks; keys[0] is the chain's first block */
+    uint32_t *tokens;             /* n_blocks * block_tokens */
 };
 
 struct lease {
@@ -208,13 +212,35 @@ struct expiry_clock {
 };
 struct expiry_clock expiry_clock(struct kvd_service *service);
 
-/* Entry of the index: usable now? If not, ret_reason says why. */
+/* Entry of the index for block `index` of a prompt: usable now? If not, ret_reason says why. */
 bool entry_usable(struct kvd_service *service, struct expiry_clock clock,
+                  const struct kept_prompt *prompt, uint32_t index,
                   const struct kvd_index_entry *entry, enum kvd_miss_reason *ret_reason);
 bool class_expired(struct kvd_service *service, struct expiry_clock clock, uint16_t scenario,
                    uint32_t last_use_day, uint32_t created_day);
 /* The longer of what a block has and what now uses it. */
 uint16_t class_longer(struct kvd_service *service, uint16_t had, const struct kvd_scenario *user);
+
+/* ---- what was purged (purge.c) ---- */
+
+/* Brings a prompt's view up to date. */
+void purge_look(struct kvd_service *service, struct kept_prompt *prompt);
+/* Whether a stored block of a prompt is purged, as of the prompt's view. */
+bool purge_hides(struct kvd_service *service, const struct kept_prompt *prompt, uint32_t index,
+                 uint64_t put_id);
+/* Whether a resident block is, whosever it is: reads its record's header where that must be known.
+ */
+bool purge_hides_slot(struct kvd_service *service, const struct kvd_slot *slot);
+/* A block that was just published for a prompt: removes it again where it was purged since its put
+ * id was drawn. Either this sees the purge's row, or the purge's walk over the pool sees the slot.
+ */
+bool purge_took(struct kvd_service *service, const struct kept_prompt *prompt, uint32_t index,
+                struct kvd_slot *slot);
+/* A pinned slot that is purged: no longer findable, and its next miss explained. */
+void purge_slot(struct kvd_service *service, struct kvd_slot *slot);
+/* Drops the rows that nothing stored needs any more; after a walk over the pool that removed what
+ * is purged. oldest_epoch: of the segments that are live. */
+void purge_forget(struct kvd_service *service, uint64_t oldest_epoch);
 
 /* ---- leases (lease.c) ---- */
 

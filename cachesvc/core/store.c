@@ -100,8 +100,8 @@ void put_end_session(struct kvd_session *session)
 
 /* ---- begin ---- */
 
-/* Tier that a block is stored in and wanted, or NONE. An expired resident is removed, so that it
- * can be put again. */
+/* Tier that a block is stored in and wanted, or NONE. An expired or purged resident is removed, so
+ * that it can be put again. */
 static enum kvd_tier_id stored_tier(struct kvd_service *service, struct put *put, uint32_t i,
                                     const struct kvd_index_entry *entry, uint8_t found)
 {
@@ -114,7 +114,8 @@ static enum kvd_tier_id stored_tier(struct kvd_service *service, struct put *put
         struct kvd_slot_meta meta;
         kvd_pool_meta(service->pool, slot, &meta);
         seen = (struct use_seen){meta.last_use_day, meta.scenario};
-        if (!class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
+        if (!purge_hides(service, &put->prompt, put->first + i, meta.put_id) &&
+            !class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
                            meta.created_day)) {
             tier = KVD_TIER_DRAM;
         } else {
@@ -122,7 +123,7 @@ static enum kvd_tier_id stored_tier(struct kvd_service *service, struct put *put
         }
     }
     if (tier == KVD_TIER_NONE && found == KVD_INDEX_FOUND &&
-        entry_usable(service, expiry_clock(service), entry, &why)) {
+        entry_usable(service, expiry_clock(service), &put->prompt, put->first + i, entry, &why)) {
         seen = (struct use_seen){entry->last_use_day, entry->scenario};
         tier = KVD_TIER_NVME;
     }
@@ -368,8 +369,9 @@ static int commit_blocks(struct kvd_service *service, struct put *put, uint32_t 
         if (err == -KVD_E_EXISTS) {
             err = 0;
         } else if (!err) {
-            *not_written +=
-                put->prompt.scenario->nvme && service->nvme && !writedown_submit(service, slot);
+            bool below = !purge_took(service, &put->prompt, put->first + i, slot) &&
+                         put->prompt.scenario->nvme && service->nvme;
+            *not_written += below && !writedown_submit(service, slot);
             kvd_pool_unpin(service->pool, slot);
         }
         *committed += !err;

@@ -25,7 +25,7 @@ void touch_block(struct kvd_service *service, const struct kept_prompt *prompt, 
     }
 }
 
-/* Where block `index` is stored and not expired: touches it. */
+/* Where block `index` is stored and wanted: touches it. */
 static void touch_stored(struct kvd_service *service, const struct kept_prompt *prompt,
                          uint32_t index, const struct kvd_index_entry *entry, uint8_t found)
 {
@@ -37,12 +37,13 @@ static void touch_stored(struct kvd_service *service, const struct kept_prompt *
         struct kvd_slot_meta meta;
         kvd_pool_meta(service->pool, slot, &meta);
         seen = (struct use_seen){meta.last_use_day, meta.scenario};
-        stored = !class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
+        stored = !purge_hides(service, prompt, index, meta.put_id) &&
+                 !class_expired(service, expiry_clock(service), meta.scenario, meta.last_use_day,
                                 meta.created_day);
     } else if (found == KVD_INDEX_FOUND) {
         enum kvd_miss_reason why;
         seen = (struct use_seen){entry->last_use_day, entry->scenario};
-        stored = entry_usable(service, expiry_clock(service), entry, &why);
+        stored = entry_usable(service, expiry_clock(service), prompt, index, entry, &why);
     }
     if (stored) {
         touch_block(service, prompt, index, &seen, slot);

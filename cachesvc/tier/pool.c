@@ -333,6 +333,7 @@ void kvd_pool_uses(struct kvd_pool *pool, struct kvd_slot *const *slots, uint32_
         const struct kvd_slot_meta *meta = &slots[i]->meta;
         ret_uses[i] = (struct kvd_slot_use){.last_use_day = meta->last_use_day,
                                             .created_day = meta->created_day,
+                                            .put_id = meta->put_id,
                                             .scenario = meta->scenario,
                                             .shared = inside(slots[i])->pins > 1};
     }

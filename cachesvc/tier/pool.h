@@ -128,6 +128,7 @@ void kvd_pool_meta(struct kvd_pool *pool, const struct kvd_slot *slot, struct kv
 struct kvd_slot_use {
     uint32_t last_use_day;
     uint32_t created_day;
+    uint64_t put_id;
     uint16_t scenario;
     bool shared; /* as kvd_pool_shared */
 };

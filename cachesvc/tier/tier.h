@@ -40,7 +40,8 @@ enum kvd_gone_reason {
     KVD_GONE_EXPIRED = 1,
     KVD_GONE_EVICTED = 2,
     KVD_GONE_LOST = 3,
-    KVD_GONE_CORRUPT = 4
+    KVD_GONE_CORRUPT = 4,
+    KVD_GONE_PURGED = 5
 };
 
 /* A segment as its tier's user persists it (the index's segments column family). */

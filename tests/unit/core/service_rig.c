@@ -180,6 +180,8 @@ struct rig_answer {
     bool there;
     int result;
     uint32_t count;
+    struct kvd_diag said;
+    struct kvd_purge_out purged;
     struct kvd_wire_block rows[RIG_BLOCKS_MAX];
 };
 
@@ -327,6 +329,57 @@ int rig_load_end(struct rig_answer **answer, uint32_t *ret_good)
 uint32_t rig_hit(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t n_tokens)
 {
     return rig_match(rig, tenant, "chat", tokens, n_tokens) ? rig_load(rig, tokens) : 0;
+}
+
+/* ---- purging ---- */
+
+static void purge_done(int result, const struct kvd_diag *diag, const struct kvd_purge_out *out,
+                       void *user)
+{
+    struct rig_answer *a = user;
+    a->said = *diag;
+    if (!result) {
+        a->purged = *out;
+    }
+    answer_give(a, result, 0);
+}
+
+int rig_purge(struct rig *rig, const struct kvd_purge_ask *ask, struct kvd_purge_out *ret)
+{
+    struct rig_answer a;
+    answer_init(&a);
+    kvd_service_purge(rig->session, ask, purge_done, &a);
+    answer_wait(&a);
+    rig->said = a.said;
+    *ret = a.purged;
+    return a.result;
+}
+
+int rig_purge_tenant(struct rig *rig, const char *tenant)
+{
+    struct kvd_purge_ask ask = {.tenant = tenant, .tenant_bytes = (uint32_t)strlen(tenant)};
+    struct kvd_purge_out out;
+    return rig_purge(rig, &ask, &out);
+}
+
+static void drop_done(int result, const struct kvd_diag *diag, uint32_t dropped, void *user)
+{
+    struct rig_answer *a = user;
+    a->said = *diag;
+    answer_give(a, result, dropped);
+}
+
+int rig_drop(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t first,
+             uint32_t n)
+{
+    struct kvd_prompt_ref ref =
+        prompt_ref(rig, tenant, "chat", tokens, (first + n) * RIG_BLOCK_TOKENS);
+    struct rig_answer a;
+    answer_init(&a);
+    kvd_service_drop(rig->session, &ref, first, n, drop_done, &a);
+    answer_wait(&a);
+    rig->said = a.said;
+    return a.result ? a.result : (int)a.count;
 }
 
 /* ---- reports ---- */

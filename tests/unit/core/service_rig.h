@@ -24,6 +24,7 @@ struct rig {
     struct kvd_match_out match;
     uint32_t rank;                  /* of the prompts that follow; in the payloads too */
     const struct kvd_digest *extra; /* of the prompts that follow, or NULL */
+    struct kvd_diag said;
 };
 
 void rig_init(struct rig *rig, const char *dram_cap, const char *nvme_cap);
@@ -67,6 +68,13 @@ struct rig_answer;
 struct rig_answer *rig_load_begin(struct rig *rig, uint64_t deadline_ns);
 /* Waits for its answer. Returns the result, and the good blocks where that is 0. */
 int rig_load_end(struct rig_answer **answer, uint32_t *ret_good);
+
+/* Purges and waits: 0 with what went, or the error, whose text goes to rig->said. */
+int rig_purge(struct rig *rig, const struct kvd_purge_ask *ask, struct kvd_purge_out *ret);
+int rig_purge_tenant(struct rig *rig, const char *tenant);
+/* Drops blocks [first, first + n): how many were stored, or the error. */
+int rig_drop(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t first,
+             uint32_t n);
 
 /* Match and load. */
 uint32_t rig_hit(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t n_tokens);

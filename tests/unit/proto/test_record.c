@@ -22,7 +22,9 @@ struct golden {
 static const struct golden golden_records[] = {
 #define GOLDEN_RECORD(...) {__VA_ARGS__},
 #define GOLDEN_SEGMENT(...)
+#define GOLDEN_PURGES(...)
 #include "golden_format.inc"
+#undef GOLDEN_PURGES
 #undef GOLDEN_RECORD
 #undef GOLDEN_SEGMENT
 };

@@ -20,7 +20,9 @@ struct golden {
 static const struct golden golden_segments[] = {
 #define GOLDEN_RECORD(...)
 #define GOLDEN_SEGMENT(...) {__VA_ARGS__},
+#define GOLDEN_PURGES(...)
 #include "golden_format.inc"
+#undef GOLDEN_PURGES
 #undef GOLDEN_RECORD
 #undef GOLDEN_SEGMENT
 };

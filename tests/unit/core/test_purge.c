@@ -1,0 +1,528 @@
+/* Purges and drops over a real store: what is hidden, from whom, for how long, and what a restart,
+ * a lost index or a device that fails makes of it. */
+#include "kvd_test.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <semaphore.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cachesvc/core/keeper.h"
+#include "cachesvc/core/service_private.h"
+#include "fault_io.h"
+#include "proto/base/clock.h"
+#include "service_rig.h"
+
+enum { N = 6, TOKENS = N * RIG_BLOCK_TOKENS + 5 };
+
+static const struct kvd_purge_ask everything = {.all = true};
+
+static void rig_begin(struct rig *rig)
+{
+    fault_clear();
+    rig_init(rig, "64MiB", "64MiB");
+    rig_open(rig, false);
+}
+
+static void put_all(struct rig *rig, const char *tenant, const uint32_t *tokens)
+{
+    assert_int_equal(rig_put(rig, tenant, "chat", tokens, N), N);
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st;
+    (void)flag;
+    (void)ftw;
+    return remove(path);
+}
+
+static void remove_index(const struct rig *rig)
+{
+    char index[300];
+    (void)snprintf(index, sizeof(index), "%s/index", rig->folder);
+    assert_int_equal(nftw(index, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+static uint64_t missed_purged(struct rig *rig)
+{
+    return rig_number(rig, "hitrate", "", "rows.0.missed.purged.blocks");
+}
+
+/* ---- scopes ---- */
+
+static void a_tenant_alone_loses_its_blocks(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    struct kvd_purge_out out;
+    struct kvd_purge_ask ask = {.tenant = "alice", .tenant_bytes = 5};
+    rig_tokens(1, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "alice", tokens);
+    put_all(&rig, "bob", tokens);
+    put_all(&rig, "", tokens);
+    rig_settle(&rig);
+    assert_int_equal(rig_purge(&rig, &ask, &out), 0);
+    assert_int_equal(out.dram_blocks, N);
+    assert_int_equal(out.dram_bytes, N * rig_block_bytes());
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.blocks"), 2 * N);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(missed_purged(&rig), N);
+    assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    put_all(&rig, "alice", tokens);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    ask.tenant_bytes = 0; /* the default tenant */
+    assert_int_equal(rig_purge(&rig, &ask, &out), 0);
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    rig_assert_adds_up(&rig);
+    rig_fini(&rig);
+}
+
+static void a_space_by_its_first_digits(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    char hex[KVD_DIGEST_HEX];
+    char shown[64];
+    struct kvd_purge_out out;
+    rig_tokens(2, TOKENS, tokens);
+    rig_begin(&rig);
+    kvd_hex(rig.space.space.b, KVD_DIGEST_BYTES, hex);
+    put_all(&rig, "alice", tokens);
+    rig_connect(&rig, 2); /* another space */
+    put_all(&rig, "alice", tokens);
+    put_all(&rig, "bob", tokens);
+    (void)snprintf(shown, sizeof(shown), "rig@%.8s", hex);
+    struct kvd_purge_ask of_first = {.space = shown};
+    assert_int_equal(rig_purge(&rig, &of_first, &out), 0);
+    assert_int_equal(out.dram_blocks, N);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    kvd_hex(rig.space.space.b, KVD_DIGEST_BYTES, hex);
+    struct kvd_purge_ask both = {.tenant = "bob", .tenant_bytes = 3, .space = hex};
+    assert_int_equal(rig_purge(&rig, &both, &out), 0);
+    assert_int_equal(out.dram_blocks, N);
+    assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    rig_connect(&rig, 1);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_purge(&rig, &everything, &out), 0);
+    assert_int_equal(out.dram_blocks, N);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.blocks"), 0);
+    rig_fini(&rig);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    struct kvd_purge_out out;
+    const struct kvd_purge_ask bad[] = {
+        {.all = false},
+        {.all = true, .tenant = "x", .tenant_bytes = 1},
+        {.all = true, .space = "0123456789"},
+        {.space = "0123"},
+        {.space = "model@"},
+        {.space = "0123456g"},
+        {.space = "00000000000000000000000000000000000000000000000000000000000000000"},
+    };
+    rig_tokens(3, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "", tokens);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(rig_purge(&rig, &bad[i], &out), -KVD_E_BAD_REQUEST);
+        assert_true(rig.said.text[0]);
+    }
+    struct kvd_purge_ask unknown = {.space = "ffffffff"};
+    assert_int_equal(rig_purge(&rig, &unknown, &out), -KVD_E_NOT_FOUND);
+    static const char long_name[KVD_TENANT_NAME_MAX + 1] = {'x'};
+    struct kvd_purge_ask too_long = {.tenant = long_name, .tenant_bytes = sizeof(long_name)};
+    assert_int_equal(rig_purge(&rig, &too_long, &out), -KVD_E_TOO_LONG);
+    assert_int_equal(rig_drop(&rig, "", tokens, 0, 0), -KVD_E_BAD_REQUEST);
+    assert_int_equal(rig_drop(&rig, "", tokens, UINT32_MAX, 1), -KVD_E_BAD_REQUEST);
+    rig.space.handle = 7;
+    assert_int_equal(rig_drop(&rig, "", tokens, 0, 1), -KVD_E_BAD_REQUEST);
+    rig.space.handle = 1;
+    assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    rig_fini(&rig);
+}
+
+/* ---- blocks ---- */
+
+static void r_a_dropped_block_ends_the_prefix(void **state)
+{
+    (void)state;
+    for (int in_dram = 0; in_dram < 2; in_dram++) {
+        struct rig rig;
+        uint32_t tokens[TOKENS];
+        rig_tokens(4, TOKENS, tokens);
+        rig_begin(&rig);
+        put_all(&rig, "", tokens);
+        put_all(&rig, "bob", tokens);
+        rig_settle(&rig);
+        if (!in_dram) {
+            rig_close(&rig);
+            rig_open(&rig, true);
+        }
+        assert_int_equal(rig_drop(&rig, "", tokens, 2, 2), 2);
+        assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 2); /* no hole is served */
+        assert_int_equal(missed_purged(&rig), N - 2);
+        assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+        assert_int_equal(rig_drop(&rig, "", tokens, 2, 2), 0); /* it is gone already */
+        rig_settle(&rig);
+        assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), 2);
+        put_all(&rig, "", tokens);
+        assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+        rig_assert_adds_up(&rig);
+        rig_close(&rig);
+        remove_index(&rig);
+        rig_open(&rig, true);
+        assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+        rig_fini(&rig);
+    }
+}
+
+static void nothing_is_noted_of_blocks_that_were_never_here(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(5, TOKENS, tokens);
+    rig_begin(&rig);
+    assert_int_equal(rig_drop(&rig, "", tokens, 0, N), 0);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 0);
+    put_all(&rig, "", tokens);
+    assert_int_equal(rig_drop(&rig, "", tokens, 1, 1), 1);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 1);
+    assert_int_equal(rig_purge_tenant(&rig, ""), 0); /* says as much, and more */
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 1);
+    rig_fini(&rig);
+}
+
+/* ---- restarts ---- */
+
+static void r_purged_blocks_after_a_restart(void **state)
+{
+    (void)state;
+    for (int drop_dram = 0; drop_dram < 2; drop_dram++) {
+        struct rig rig;
+        uint32_t tokens[TOKENS];
+        uint32_t others[TOKENS];
+        rig_tokens(6, TOKENS, tokens);
+        rig_tokens(7, TOKENS, others);
+        rig_begin(&rig);
+        put_all(&rig, "alice", tokens);
+        put_all(&rig, "bob", tokens);
+        put_all(&rig, "bob", others);
+        rig_settle(&rig);
+        assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+        assert_int_equal(rig_drop(&rig, "bob", others, 0, 1), 1);
+        for (int i = 0; i < 2; i++) {
+            rig_close(&rig);
+            rig_open(&rig, drop_dram);
+            assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+            assert_int_equal(rig_hit(&rig, "bob", others, TOKENS), 0);
+            assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+        }
+        assert_int_equal(missed_purged(&rig), 4 * N);
+        rig_fini(&rig);
+    }
+}
+
+/* A purge that ended between its row and the pool: the row is in the log, the slots are there. */
+static uint64_t some_put_id(void *user)
+{
+    struct kvd_service *service = user;
+    return service->put_id_base + atomic_fetch_add(&service->next_id, 1);
+}
+
+static void add_row_only(struct rig *rig, const char *tenant)
+{
+    struct kvd_digest digest;
+    struct kvd_diag diag;
+    uint64_t cut;
+    kvd_tenant_digest(tenant, strlen(tenant), &digest);
+    struct kvd_purge_what what = kvd_purge_what_of(KVD_PURGE_TENANT, NULL, &digest, NULL, 0);
+    assert_int_equal(
+        kvd_purges_add(rig->service->purges, &what, 1, 0, some_put_id, rig->service, &diag, &cut),
+        0);
+}
+
+static void r_purge_cut_short_before_the_pool(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(8, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "alice", tokens);
+    put_all(&rig, "bob", tokens);
+    add_row_only(&rig, "alice");
+    rig_close(&rig);
+    rig_open(&rig, false);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.warm_blocks"), 2 * N);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+    assert_int_equal(keeper_reclaim(rig.service), 0); /* the keeper finishes it */
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.blocks"), N);
+    rig_fini(&rig);
+}
+
+/* ---- a lost index ---- */
+
+static void r_lost_index_without_the_purged(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    uint32_t others[TOKENS];
+    uint32_t opener[TOKENS];
+    rig_tokens(9, TOKENS, tokens);
+    rig_tokens(10, TOKENS, others);
+    rig_tokens(11, TOKENS, opener);
+    rig_begin(&rig);
+    /* the segment of agents is the older one, but has the later puts: found first by a rebuild */
+    assert_int_equal(rig_put(&rig, "bob", "agent", opener, N), N);
+    put_all(&rig, "alice", tokens);
+    put_all(&rig, "alice", others);
+    rig_settle(&rig);
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    assert_int_equal(rig_put(&rig, "alice", "agent", tokens, N), N);
+    rig_settle(&rig);
+    rig_close(&rig);
+    remove_index(&rig);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "alice", others, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    assert_int_equal(rig_hit(&rig, "bob", opener, TOKENS), N);
+    rig_fini(&rig);
+}
+
+/* ---- beside loads ---- */
+
+static void r_purge_between_look_up_and_load(void **state)
+{
+    (void)state;
+    for (int in_dram = 0; in_dram < 2; in_dram++) {
+        struct rig rig;
+        uint32_t tokens[TOKENS];
+        rig_tokens(12, TOKENS, tokens);
+        rig_begin(&rig);
+        put_all(&rig, "alice", tokens);
+        rig_close(&rig);
+        rig_open(&rig, !in_dram);
+        assert_int_equal(rig_match(&rig, "alice", "chat", tokens, TOKENS), N);
+        assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+        assert_int_equal(rig_load(&rig, tokens), 0);
+        assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.missed.failed.blocks"), N);
+        assert_int_equal(rig_number(&rig, "status", "", "corrupt"), 0);
+        assert_int_equal(rig_number(&rig, "status", "", "tiers.0.blocks"), 0);
+        rig_assert_adds_up(&rig);
+        rig_fini(&rig);
+    }
+}
+
+struct ended {
+    sem_t sem;
+    int result;
+    uint32_t good;
+};
+
+static void ended_load(int result, const struct kvd_wire_block *results, uint32_t n, uint32_t good,
+                       void *user)
+{
+    (void)results;
+    (void)n;
+    struct ended *e = user;
+    e->result = result;
+    e->good = good;
+    (void)sem_post(&e->sem);
+}
+
+static void r_purge_while_a_load_reads(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    struct ended ended = {.result = 1};
+    rig_tokens(13, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "alice", tokens);
+    rig_close(&rig);
+    rig_open(&rig, true);
+    assert_int_equal(sem_init(&ended.sem, 0, 0), 0);
+    assert_int_equal(rig_match(&rig, "alice", "chat", tokens, TOKENS), N);
+    int hold = fault_hold(FAULT_READ, ".seg");
+    kvd_service_load(rig.session, rig.match.lease, 0, N, kvd_mono_ns() + 30 * KVD_NS_PER_S,
+                     ended_load, &ended);
+    assert_true(fault_wait_held(hold, N));
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    fault_release(hold);
+    assert_int_equal(sem_wait(&ended.sem), 0);
+    assert_int_equal(ended.result, 0);
+    assert_int_equal(ended.good, 0);
+    kvd_service_release(rig.session, rig.match.lease, UINT32_MAX);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.blocks"), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_number(&rig, "status", "", "corrupt"), 0);
+    rig_assert_adds_up(&rig);
+    (void)sem_destroy(&ended.sem);
+    rig_fini(&rig);
+}
+
+/* ---- beside write-behind ---- */
+
+static void r_purge_while_a_block_is_written_down(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(14, TOKENS, tokens);
+    rig_begin(&rig);
+    int hold = fault_hold(FAULT_WRITE, ".seg");
+    assert_int_equal(rig_put(&rig, "alice", "chat", tokens, N), N);
+    assert_true(fault_wait_held(hold, 1));
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    fault_release(hold);
+    rig_settle(&rig);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    rig_close(&rig);
+    rig_open(&rig, false);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    put_all(&rig, "alice", tokens);
+    rig_close(&rig);
+    rig_open(&rig, true);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    rig_fini(&rig);
+}
+
+/* ---- a device that fails ---- */
+
+static void r_full_disk_at_a_purge(void **state)
+{
+    (void)state;
+    const enum fault_op ops[] = {FAULT_WRITE, FAULT_FDATASYNC, FAULT_OPEN};
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        struct rig rig;
+        uint32_t tokens[TOKENS];
+        rig_tokens(15, TOKENS, tokens);
+        rig_begin(&rig);
+        put_all(&rig, "alice", tokens);
+        put_all(&rig, "bob", tokens);
+        for (int there = 0; there < 2; there++) { /* the log is made, or appended to */
+            int fault = fault_fail(ops[i], "PURGES", -ENOSPC);
+            assert_int_equal(rig_purge_tenant(&rig, "alice"), -ENOSPC);
+            assert_non_null(strstr(rig.said.text, "nothing was purged"));
+            fault_release(fault);
+            assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+            assert_int_equal(rig_purge_tenant(&rig, "carol"), 0);
+        }
+        rig_close(&rig);
+        rig_open(&rig, true);
+        assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+        assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+        rig_close(&rig);
+        rig_open(&rig, true);
+        assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+        assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+        rig_fini(&rig);
+    }
+}
+
+static void r_damaged_log_of_purges(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    uint32_t later[TOKENS];
+    char path[300];
+    rig_tokens(16, TOKENS, tokens);
+    rig_tokens(17, TOKENS, later);
+    rig_begin(&rig);
+    (void)snprintf(path, sizeof(path), "%s/PURGES", rig.folder);
+    put_all(&rig, "alice", tokens);
+    put_all(&rig, "bob", tokens);
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    assert_int_equal(rig_purge_tenant(&rig, "carol"), 0);
+    put_all(&rig, "bob", later);
+    rig_close(&rig);
+    FILE *f = fopen(path, "r+");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, KVD_PURGE_LOG_HEADER_BYTES + 40, SEEK_SET), 0);
+    assert_int_equal(fputc('x', f), 'x');
+    assert_int_equal(fclose(f), 0);
+    rig_open(&rig, false);
+    /* nobody knows whose blocks the row named: none from before it is served */
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "bob", later, TOKENS), N);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.damaged"), 1);
+    rig_close(&rig);
+    rig_open(&rig, false); /* the log is whole again, and says the same */
+    assert_int_equal(rig_number(&rig, "status", "", "purges.damaged"), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "bob", later, TOKENS), N);
+    rig_fini(&rig);
+}
+
+/* ---- rows that nothing needs any more ---- */
+
+static void rows_go_with_their_segments(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(18, TOKENS, tokens);
+    fault_clear();
+    rig_init(&rig, "64MiB", "16MiB");
+    rig_open(&rig, false);
+    put_all(&rig, "alice", tokens);
+    rig_settle(&rig);
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    assert_int_equal(keeper_reclaim(rig.service), 0);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 1); /* this run's */
+    rig_close(&rig);
+    rig_open(&rig, false);
+    assert_int_equal(keeper_reclaim(rig.service), 0);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 1); /* its segment lives */
+    /* rounds of puts until the cap has thrown the segment away */
+    for (uint32_t seed = 100; rig.service->nvme->ops->live(rig.service->nvme, 1, NULL); seed++) {
+        assert_true(seed < 400);
+        rig_tokens(seed, TOKENS, tokens);
+        put_all(&rig, "bob", tokens);
+    }
+    rig_settle(&rig);
+    assert_int_equal(keeper_reclaim(rig.service), 0);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 0);
+    rig_close(&rig);
+    rig_open(&rig, false);
+    assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 0);
+    assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+    rig_fini(&rig);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(a_tenant_alone_loses_its_blocks),
+    cmocka_unit_test(a_space_by_its_first_digits),
+    cmocka_unit_test(refusals),
+    cmocka_unit_test(r_a_dropped_block_ends_the_prefix),
+    cmocka_unit_test(nothing_is_noted_of_blocks_that_were_never_here),
+    cmocka_unit_test(r_purged_blocks_after_a_restart),
+    cmocka_unit_test(r_purge_cut_short_before_the_pool),
+    cmocka_unit_test(r_lost_index_without_the_purged),
+    cmocka_unit_test(r_purge_between_look_up_and_load),
+    cmocka_unit_test(r_purge_while_a_load_reads),
+    cmocka_unit_test(r_purge_while_a_block_is_written_down),
+    cmocka_unit_test(r_full_disk_at_a_purge),
+    cmocka_unit_test(r_damaged_log_of_purges),
+    cmocka_unit_test(rows_go_with_their_segments),
+};
+
+KVD_TEST_MAIN(tests)
