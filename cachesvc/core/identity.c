@@ -25,30 +25,43 @@ static int sync_parent(struct kvd_io *io, const char *path)
     return parent < 0 ? parent : io->files->sync_folder(io, parent);
 }
 
+/* One folder of a path. A start that was killed may have made it and not come to the sync: so the
+ * first start that gets as far as IDENTITY syncs the names of all, those that it can. */
+static int make_folder(struct kvd_io *io, const char *path, bool first, struct kvd_diag *diag)
+{
+    int err = io->files->mkdir(io, AT_FDCWD, path);
+    if (err == 0 && KVD_PROTECT(SYNC_FOLDER_NAME)) {
+        err = sync_parent(io, path);
+    } else if (err == -EEXIST && first && KVD_PROTECT(SYNC_FOLDER_FOUND)) {
+        (void)sync_parent(io, path); /* mostly another's, long durable, perhaps not ours to open */
+    }
+    return err && err != -EEXIST
+               ? kvd_fail(diag, err, "folder %s can't be made: %s; make it, or name another", path,
+                          kvd_strerror(err))
+               : 0;
+}
+
 static int make_folders(struct kvd_io *io, const char *folder, struct kvd_diag *diag)
 {
     char path[PATH_MAX];
     size_t n = strlen(folder);
-    if (n == 0 || n >= sizeof(path)) {
+    if (n == 0 || n + sizeof("/IDENTITY") > sizeof(path)) {
         return kvd_fail(diag, -KVD_E_TOO_LONG, "folder '%s': 1 to %zu bytes are allowed", folder,
-                        sizeof(path) - 1);
+                        sizeof(path) - sizeof("/IDENTITY"));
     }
-    memcpy(path, folder, n + 1);
+    (void)snprintf(path, sizeof(path), "%s/IDENTITY", folder);
+    bool first = access(path, F_OK) != 0;
+    path[n] = 0;
     for (char *p = path + 1;; p++) {
         if (*p != '/' && *p != 0) {
             continue;
         }
         char was = *p;
         *p = 0;
-        int err = io->files->mkdir(io, AT_FDCWD, path);
-        err = err == 0 ? sync_parent(io, path) : err;
-        if (err && err != -EEXIST) {
-            return kvd_fail(diag, err, "folder %s can't be made: %s; make it, or name another",
-                            path, kvd_strerror(err));
-        }
+        int err = make_folder(io, path, first, diag);
         *p = was;
-        if (was == 0) {
-            return 0;
+        if (err || was == 0) {
+            return err;
         }
     }
 }
@@ -172,8 +185,18 @@ static int hold_folder(struct kvd_io *io, const char *folder, struct kvd_diag *d
     return 0;
 }
 
-int kvd_identity_open(struct kvd_io *io, const char *folder, struct kvd_diag *diag,
-                      struct kvd_identity *ret, int *ret_lock_fd)
+/* Before IDENTITY is written, so that the sync for its name is the new folder's too. */
+static int make_inner(struct kvd_io *io, int dir, const char *folder, const char *inner,
+                      struct kvd_diag *diag)
+{
+    int err = io->files->mkdir(io, dir, inner);
+    return err && err != -EEXIST ? kvd_fail(diag, err, "folder %s/%s can't be made: %s", folder,
+                                            inner, kvd_strerror(err))
+                                 : 0;
+}
+
+int kvd_identity_open(struct kvd_io *io, const char *folder, const char *inner,
+                      struct kvd_diag *diag, struct kvd_identity *ret, int *ret_lock_fd)
 {
     KVD_AUTOCLOSE int dir = -1;
     KVD_AUTOCLOSE int lock = -1;
@@ -190,7 +213,8 @@ int kvd_identity_open(struct kvd_io *io, const char *folder, struct kvd_diag *di
         return err;
     }
     id.boot++;
-    err = write_identity(io, dir, folder, &id, diag);
+    err = make_inner(io, dir, folder, inner, diag);
+    err = err ? err : write_identity(io, dir, folder, &id, diag);
     if (err) {
         return err;
     }

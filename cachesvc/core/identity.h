@@ -27,10 +27,11 @@ struct kvd_identity {
 };
 
 /* Makes the folder (with parents) if it is missing, locks it, and reads or draws the identity; boot
- * is raised by one and durable on return. *ret_lock_fd holds the lock until it is closed.
- * -KVD_E_IN_USE, -KVD_E_CORRUPT, -KVD_E_NEWER, errno; diag names the folder and what to do. */
-int kvd_identity_open(struct kvd_io *io, const char *folder, struct kvd_diag *diag,
-                      struct kvd_identity *ret, int *ret_lock_fd);
+ * is raised by one and durable on return, as is the name of the folder `inner` in it, which is made
+ * too. *ret_lock_fd holds the lock until it is closed. -KVD_E_IN_USE, -KVD_E_CORRUPT, -KVD_E_NEWER,
+ * errno; diag names the folder and what to do. */
+int kvd_identity_open(struct kvd_io *io, const char *folder, const char *inner,
+                      struct kvd_diag *diag, struct kvd_identity *ret, int *ret_lock_fd);
 
 /* The same for another folder of the same store: marks an unmarked empty one; -KVD_E_WRONG_STORE
  * where it belongs to another. */

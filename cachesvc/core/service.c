@@ -13,6 +13,8 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 
+static const char index_folder[] = "index"; /* in the store's folder */
+
 int page_buffer(struct kvd_service *service, const struct kvd_slot *slot)
 {
     int index = slot->page < POOL_PAGES_MAX ? atomic_load(&service->page_buffer[slot->page])
@@ -90,7 +92,7 @@ static int open_pool(struct kvd_service *service, bool drop_dram, struct kvd_dia
 static int open_index(struct kvd_service *service, struct kvd_diag *diag)
 {
     char path[4096];
-    (void)snprintf(path, sizeof(path), "%s/index", service->config->dir);
+    (void)snprintf(path, sizeof(path), "%s/%s", service->config->dir, index_folder);
     struct kvd_index_options options = {
         .path = path, .cache_bytes = service->config->index_cache, .log = service->log};
     return kvd_index_open(&options, diag, &service->index);
@@ -120,7 +122,9 @@ static int open_io(struct kvd_service *service, struct kvd_diag *diag)
 static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *diag)
 {
     int err = open_io(s, diag);
-    err = err ? err : kvd_identity_open(s->io, s->config->dir, diag, &s->identity, &s->lock_fd);
+    err = err ? err
+              : kvd_identity_open(s->io, s->config->dir, index_folder, diag, &s->identity,
+                                  &s->lock_fd);
     s->put_id_base = s->identity.boot << PUT_ID_BOOT_SHIFT;
     err = err ? err : open_purges(s, diag);
     err = err ? err : open_index(s, diag);

@@ -13,6 +13,7 @@
 #include "cachesvc/index/internal.h"
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 /* ---- reading ---- */
 
@@ -237,7 +238,7 @@ void kvd_index_close(struct kvd_index **at)
     }
     KVD_MAGIC_CHECK(index, INDEX_MAGIC);
     if (index->writer_runs) {
-        (void)kvd_index_sync(index, true); /* what failed was logged */
+        (void)kvd_index_sync(index, KVD_PROTECT(SYNC_INDEX_AT_CLOSE)); /* what failed was logged */
     }
     index_writer_stop(index);
     index_store_close(&index->store);

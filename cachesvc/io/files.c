@@ -8,6 +8,7 @@
 
 #include "cachesvc/io/io.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 static int outcome(int result)
 {
@@ -80,7 +81,9 @@ int kvd_io_file_replace(struct kvd_io *io, int folder, const char *name, const v
     int err = fd < 0 ? fd : 0;
     /* the engine only reads from the buffer of a write */
     err = err ? err : kvd_io_transfer(io, KVD_IO_WRITE, fd, (void *)(uintptr_t)bytes, n, 0);
-    err = err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    if (!err && KVD_PROTECT(SYNC_REPLACEMENT)) {
+        err = kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    }
     err = err ? err : io->files->rename(io, folder, temporary, name);
-    return err ? err : io->files->sync_folder(io, folder);
+    return err || !KVD_PROTECT(SYNC_REPLACEMENT_NAME) ? err : io->files->sync_folder(io, folder);
 }

@@ -334,28 +334,15 @@ static int choose_segment_bytes(struct nvme *t, uint64_t asked, struct kvd_diag 
 
 static int open_folder(struct nvme *t, const char *path, struct kvd_diag *diag)
 {
-    int err = t->io->files->mkdir(t->io, AT_FDCWD, path);
-    bool made = err == 0;
-    if (!made && err != -EEXIST) {
-        return kvd_fail(diag, err, "nvme: folder %s can't be made: %s", path, kvd_strerror(err));
-    }
     t->root_fd = t->io->files->open(t->io, AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
     if (t->root_fd < 0 || faccessat(t->root_fd, ".", R_OK | W_OK | X_OK, AT_EACCESS) != 0) {
-        err = t->root_fd < 0 ? t->root_fd : -errno;
+        int err = t->root_fd < 0 ? t->root_fd : -errno;
         return kvd_fail(diag, err,
                         "nvme: folder %s can't be used: %s: it must be a folder that "
                         "this user may read and write",
                         path, kvd_strerror(err));
     }
-    if (made) { /* its name must outlive a power cut, or all in it is gone */
-        KVD_AUTOCLOSE int parent =
-            t->io->files->open(t->io, t->root_fd, "..", O_RDONLY | O_DIRECTORY);
-        err = parent < 0 ? parent : t->io->files->sync_folder(t->io, parent);
-    }
-    return err && made
-               ? kvd_fail(diag, err, "nvme: the name of folder %s can't be made durable: %s", path,
-                          kvd_strerror(err))
-               : 0;
+    return 0;
 }
 
 static void init_locks(struct nvme *t)

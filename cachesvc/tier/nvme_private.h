@@ -40,6 +40,7 @@ struct nvme_segment {
     bool held;                    /* lock: mtx; dead, but counts until its readers are done */
     bool newer;                   /* constant once recovered: holds what a later version wrote */
     bool appendable;              /* lock: change; OPEN, of this run, and nothing failed in it */
+    bool footed;                  /* lock: change; OPEN, and its footer is durable */
     /* of an appendable segment; owner: the writer thread, with change */
     uint64_t end;
     struct kvd_segment_row *rows;
@@ -130,8 +131,11 @@ struct nvme_segment *kvd_nvme_appendable(struct nvme *t, uint16_t scenario);
 int kvd_nvme_create(struct nvme *t, const struct kvd_scenario *scenario, uint64_t slice_s,
                     struct nvme_segment **ret);
 /* Seals, or kills where it is empty or its file is gone. On failure it is left as it is, and not
- * appended to any more. */
+ * appended to any more. What it holds has been reported: a SEALED row says that nobody needs to
+ * read the segment again to know. */
 int kvd_nvme_seal(struct nvme *t, struct nvme_segment *seg);
+/* The first half of it, for a segment with rows: the footer, durable. */
+int kvd_nvme_foot(struct nvme *t, struct nvme_segment *seg);
 /* Unlinks a live segment, whole. */
 int kvd_nvme_kill(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_reason reason);
 /* Evicts until `bytes` more fit the cap. -KVD_E_BUSY, -KVD_E_FULL. */

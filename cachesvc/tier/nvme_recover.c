@@ -10,7 +10,8 @@
  *   DEAD     there                     unlinked
  *   live     not there                 DEAD, lost
  *   none     not ours, or newer        left alone, counted, said in the log
- *   any      header damaged            with a row: DEAD, corrupt; else left alone (blank: unlinked)
+ *   any      header damaged            with a row: DEAD, corrupt; else left alone
+ *   any      blank, and nothing in it  unlinked: a power cut came while it was made
  *
  * What is left alone counts against the cap all the same: the cap is about the folder. A file that
  * can't be opened or read is left alone too, and its row as it is: the next start tries again.
@@ -199,9 +200,12 @@ static int scan(struct nvme *t, struct nvme_segment *seg, struct kvd_segment_rea
     }
 }
 
+/* The run that wrote it may have been killed before its sync. What will be reported must not go by
+ * a power cut after the index has heard of it. */
 static int sync_file(struct nvme *t, int fd)
 {
-    return kvd_io_transfer(t->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    return KVD_PROTECT(SYNC_RECOVERED) ? kvd_io_transfer(t->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0)
+                                       : 0;
 }
 
 /* Reads a segment whose header is good, reports its row and its records, and leaves it SEALED, or
@@ -274,8 +278,6 @@ static int open_and_read_header(struct nvme *t, const struct kvd_segment_info *i
     int err = kvd_segment_file_open(t->io, t->root_fd, info, &o->fd);
     err = err ? err : kvd_segment_file_bytes(o->fd, &size, &o->charge_bytes);
     err = err ? err : kvd_segment_reader_init(&o->reader, t->io, o->fd, size);
-    /* what will be reported must not go by a power cut after the index has heard of it */
-    err = err ? err : sync_file(t, o->fd);
     if (err) {
         return err;
     }
@@ -296,35 +298,8 @@ static void take_header(struct nvme *t, struct nvme_segment *seg, struct opened 
     t->open_fds++;
 }
 
-/* A segment that has a row OPEN. */
-static int recover_open(struct nvme *t, struct nvme_segment *seg)
-{
-    KVD_CLEANUP(opened_fini) struct opened o = {.fd = -1};
-    const char *why = NULL;
-    int err = open_and_read_header(t, &seg->info, &o);
-    if (err == -ENOMEM) {
-        return err;
-    }
-    if (err || (o.header_err == 0 && !header_agrees(t, &o.header, &seg->info, &why))) {
-        leave_alone(t, &seg->info, err == -KVD_E_NEWER, err ? kvd_strerror(err) : why);
-        set_dead(t, seg, KVD_GONE_LOST);
-        return 0;
-    }
-    if (o.header_err == 0) {
-        take_header(t, seg, &o);
-        err = read_segment(t, seg, &o.reader);
-        close_fd(t, seg);
-        return err;
-    }
-    kvd_log_error(t->log, "nvme: segment %" PRIu64 " is given up: its header is damaged",
-                  seg->info.segment);
-    set_dead(t, seg, KVD_GONE_CORRUPT);
-    unlink_file(t, &seg->info);
-    return kvd_nvme_report(t, seg, false);
-}
-
-/* Whether there is anything in a file without a row: a footer with rows, or a first record. What a
- * later version wrote is something. */
+/* Whether there is anything in a file: a footer with rows, or a first record. What a later version
+ * wrote is something. */
 static bool has_records(struct kvd_segment_reader *r)
 {
     KVD_AUTOFREE struct kvd_segment_row *rows = NULL;
@@ -340,6 +315,44 @@ static bool has_records(struct kvd_segment_reader *r)
     return err == -KVD_E_NEWER || first == 0 || first == -KVD_E_NEWER;
 }
 
+/* A segment with a row OPEN and a damaged header. A blank one, and nothing behind it, is what a
+ * power cut leaves of a segment that was just made. */
+static int give_up(struct nvme *t, struct nvme_segment *seg, struct opened *o)
+{
+    bool new = o->blank && !has_records(&o->reader);
+    if (!new) {
+        kvd_log_error(t->log, "nvme: segment %" PRIu64 " is given up: its header is damaged",
+                      seg->info.segment);
+    }
+    set_dead(t, seg, new ? KVD_GONE_NOT : KVD_GONE_CORRUPT);
+    unlink_file(t, &seg->info);
+    return kvd_nvme_report(t, seg, false);
+}
+
+/* A segment that has a row OPEN. */
+static int recover_open(struct nvme *t, struct nvme_segment *seg)
+{
+    KVD_CLEANUP(opened_fini) struct opened o = {.fd = -1};
+    const char *why = NULL;
+    int err = open_and_read_header(t, &seg->info, &o);
+    err = err || o.header_err ? err : sync_file(t, o.fd);
+    if (err == -ENOMEM) {
+        return err;
+    }
+    if (err || (o.header_err == 0 && !header_agrees(t, &o.header, &seg->info, &why))) {
+        leave_alone(t, &seg->info, err == -KVD_E_NEWER, err ? kvd_strerror(err) : why);
+        set_dead(t, seg, KVD_GONE_LOST);
+        return 0;
+    }
+    if (o.header_err == 0) {
+        take_header(t, seg, &o);
+        err = read_segment(t, seg, &o.reader);
+        close_fd(t, seg);
+        return err;
+    }
+    return give_up(t, seg, &o);
+}
+
 static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
 {
     KVD_CLEANUP(opened_fini) struct opened o = {.fd = -1};
@@ -348,7 +361,7 @@ static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
     if (err == -ENOMEM) {
         return err;
     }
-    if (err == 0 && o.header_err && o.blank) {
+    if (err == 0 && o.header_err && o.blank && !has_records(&o.reader)) {
         unlink_file(t, info); /* the last run ended while it was being made */
         return 0;
     }
@@ -358,6 +371,11 @@ static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
     }
     if (!has_records(&o.reader)) {
         unlink_file(t, info);
+        return 0;
+    }
+    err = sync_file(t, o.fd);
+    if (err) {
+        leave_alone(t, info, false, kvd_strerror(err));
         return 0;
     }
     struct kvd_segment_info row = *info;
@@ -571,6 +589,10 @@ int kvd_nvme_recover(struct nvme *t, const struct kvd_segment_info *known, uint3
     (void)pthread_mutex_lock(&t->change);
     int err = load_rows(&rc, known, n_known);
     err = err ? err : walk_folder(&rc, ".", note_folder);
+    if (!err && KVD_PROTECT(SYNC_CLASS_FOLDERS_FOUND)) {
+        /* a run that was killed may have made a class's folder and not come to the sync */
+        err = t->io->files->sync_folder(t->io, t->root_fd);
+    }
     err = err ? err : settle_all(&rc);
     if (!err && KVD_PROTECT(CAP_AT_START)) {
         err = kvd_nvme_make_room(t, 0);     /* the cap may be lower than in the last run */

@@ -157,7 +157,7 @@ int kvd_nvme_kill(struct nvme *t, struct nvme_segment *seg, enum kvd_gone_reason
     char name[KVD_SEGMENT_NAME_BYTES];
     kvd_segment_name(&seg->info, name);
     set_state(t, seg, KVD_SEGMENT_DYING, reason);
-    int err = kvd_nvme_report(t, seg, true);
+    int err = kvd_nvme_report(t, seg, KVD_PROTECT(SYNC_DYING_ROW));
     if (err) {
         set_state(t, seg, was, KVD_GONE_NOT);
         return err;
@@ -376,18 +376,13 @@ int kvd_nvme_create(struct nvme *t, const struct kvd_scenario *scenario, uint64_
     return err ? err : adopt_new(t, &info, fd, ret);
 }
 
-int kvd_nvme_seal(struct nvme *t, struct nvme_segment *seg)
+int kvd_nvme_foot(struct nvme *t, struct nvme_segment *seg)
 {
-    KVD_ASSERT(seg->info.state == KVD_SEGMENT_OPEN && !seg->busy);
-    seg->appendable = false;
-    if (seg->n_rows == 0) {
-        return kvd_nvme_kill(t, seg, KVD_GONE_NOT);
-    }
     uint64_t size;
     uint64_t charge = 0;
     int err = kvd_segment_file_bytes(seg->fd, &size, &charge);
     if (err == -KVD_E_NOT_FOUND) {
-        return kvd_nvme_kill(t, seg, KVD_GONE_LOST);
+        return err;
     }
     err = err ? err : kvd_segment_file_seal(t->io, seg->fd, seg->rows, seg->n_rows, seg->end);
     err = err ? err : kvd_segment_file_bytes(seg->fd, &size, &charge);
@@ -401,6 +396,21 @@ int kvd_nvme_seal(struct nvme *t, struct nvme_segment *seg)
         return err;
     }
     kvd_nvme_charge(t, seg, charge);
+    seg->footed = true;
+    return 0;
+}
+
+int kvd_nvme_seal(struct nvme *t, struct nvme_segment *seg)
+{
+    KVD_ASSERT(seg->info.state == KVD_SEGMENT_OPEN && !seg->busy);
+    seg->appendable = false;
+    if (seg->n_rows == 0) {
+        return kvd_nvme_kill(t, seg, KVD_GONE_NOT);
+    }
+    int err = seg->footed ? 0 : kvd_nvme_foot(t, seg);
+    if (err) {
+        return err == -KVD_E_NOT_FOUND ? kvd_nvme_kill(t, seg, KVD_GONE_LOST) : err;
+    }
     set_state(t, seg, KVD_SEGMENT_SEALED, KVD_GONE_NOT);
     free(seg->rows);
     seg->rows = NULL;

@@ -6,8 +6,9 @@
  * What can't have a place because only segments of this very batch could make room for it ends the
  * batch; it is the first of the next, when nothing is in its way.
  *
- * A write that fails leaves a hole. A scan would stop there, so the segment is sealed at once: its
- * footer lists what is good.
+ * A write that fails leaves a hole. A scan would stop there, so the segment gets its footer at
+ * once, which lists what is good, and only then is reported what lies behind the hole. The SEALED
+ * row comes last: it says that all in the segment has been reported.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -237,7 +238,9 @@ static void sync_touched(struct nvme *t, struct nvme_batch *b)
                                               .fd = touched->seg->fd,
                                               .buffer_index = -1,
                                               .done = touched_done};
-        submit(t, b, &touched->io);
+        if (KVD_PROTECT(SYNC_RECORDS)) {
+            submit(t, b, &touched->io);
+        }
     }
     wait_all(b);
 }
@@ -276,6 +279,41 @@ static void settle_items(struct nvme *t, struct nvme_batch *b)
         seg->info.records++;
         t->written_bytes += item->req->extent_bytes;
         (void)pthread_mutex_unlock(&t->mtx);
+    }
+}
+
+/* There is no footer: what lies behind the first failed record of the batch would not be found
+ * again, so it counts as failed too. */
+static void fail_behind_hole(struct nvme *t, struct nvme_batch *b, struct nvme_segment *seg)
+{
+    bool hole = false;
+    for (uint32_t i = 0; i < b->n_items; i++) {
+        struct kvd_store_request *req = b->items[i].req;
+        if (b->items[i].seg != seg) {
+            continue;
+        }
+        if (hole && req->result == 0) {
+            req->result = -KVD_E_IO;
+            seg->n_rows--;
+            (void)pthread_mutex_lock(&t->mtx);
+            seg->info.records--;
+            (void)pthread_mutex_unlock(&t->mtx);
+        }
+        hole = hole || req->result != 0;
+    }
+}
+
+/* Footers of the segments in which something failed, before anybody hears of what they hold. */
+static void settle_holes(struct nvme *t, struct nvme_batch *b)
+{
+    for (uint32_t i = 0; i < b->n_touched; i++) {
+        struct nvme_segment *seg = b->touched[i].seg;
+        if (seg->appendable || seg->n_rows == 0) {
+            continue;
+        }
+        if (kvd_nvme_foot(t, seg)) {
+            fail_behind_hole(t, b, seg);
+        }
     }
 }
 
@@ -327,6 +365,7 @@ static void account(struct nvme *t, const struct nvme_batch *b, const struct tol
     (void)pthread_mutex_unlock(&t->mtx);
 }
 
+/* A segment stays busy until its records are reported, so that nobody else seals it before. */
 static void write_batch(struct nvme *t, struct nvme_batch *b)
 {
     place_all(t, b);
@@ -336,6 +375,7 @@ static void write_batch(struct nvme *t, struct nvme_batch *b)
     }
     (void)pthread_mutex_lock(&t->change);
     settle_items(t, b);
+    settle_holes(t, b);
     (void)pthread_mutex_unlock(&t->change);
     struct told told = tell(b);
     (void)pthread_mutex_lock(&t->change);

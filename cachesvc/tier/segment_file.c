@@ -11,6 +11,7 @@
 
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 enum {
     READ_STEP_BYTES = 1 << 20, /* of the first read of a record: most are whole then */
@@ -68,7 +69,10 @@ static int open_at(struct kvd_io *io, int root_fd, const char *name, int flags, 
 static int ensure_folder(struct kvd_io *io, int root_fd, const char *folder)
 {
     int err = io->files->mkdir(io, root_fd, folder);
-    return err == 0 ? io->files->sync_folder(io, root_fd) : err == -EEXIST ? 0 : err;
+    if (err == 0 && KVD_PROTECT(SYNC_CLASS_FOLDER)) {
+        err = io->files->sync_folder(io, root_fd);
+    }
+    return err == -EEXIST ? 0 : err;
 }
 
 static int sync_folder(struct kvd_io *io, int root_fd, const char *folder)
@@ -77,6 +81,8 @@ static int sync_folder(struct kvd_io *io, int root_fd, const char *folder)
     return fd < 0 ? fd : io->files->sync_folder(io, fd);
 }
 
+/* Not synced by itself: the sync of the first records is the header's too, and before that nothing
+ * is in the file. */
 static int write_header(struct kvd_io *io, int fd, const struct kvd_segment_header *header)
 {
     KVD_AUTOFREE void *page = aligned_alloc(KVD_ALIGN_BYTES, KVD_SEGMENT_HEADER_BYTES);
@@ -84,8 +90,7 @@ static int write_header(struct kvd_io *io, int fd, const struct kvd_segment_head
         return -ENOMEM;
     }
     kvd_segment_header_encode(header, page);
-    int err = kvd_io_transfer(io, KVD_IO_WRITE, fd, page, KVD_SEGMENT_HEADER_BYTES, 0);
-    return err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    return kvd_io_transfer(io, KVD_IO_WRITE, fd, page, KVD_SEGMENT_HEADER_BYTES, 0);
 }
 
 int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info,
@@ -105,7 +110,9 @@ int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_seg
     }
     err = io->files->allocate(io, fd, prealloc_bytes);
     err = err ? err : write_header(io, fd, header);
-    err = err ? err : sync_folder(io, root_fd, folder);
+    if (!err && KVD_PROTECT(SYNC_SEGMENT_NAME)) {
+        err = sync_folder(io, root_fd, folder);
+    }
     if (err) {
         (void)io->files->unlink(io, root_fd, name);
         return err;
@@ -142,11 +149,12 @@ int kvd_segment_file_seal(struct kvd_io *io, int fd, const struct kvd_segment_ro
     }
     kvd_segment_footer_encode(rows, n_rows, buf);
     int err = kvd_io_transfer(io, KVD_IO_WRITE, fd, buf, bytes, end);
-    /* first the footer, then the cut: a file that is cut but has no footer has lost nothing either,
-     * but one with both is read without a scan */
-    err = err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    /* in any order on the device: a file that is cut and has no whole footer is scanned */
     err = err ? err : io->files->truncate(io, fd, end + bytes);
-    return err ? err : kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    if (!err && KVD_PROTECT(SYNC_FOOTER)) {
+        err = kvd_io_transfer(io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    }
+    return err;
 }
 
 int kvd_segment_file_bytes(int fd, uint64_t *ret_size, uint64_t *ret_charge_bytes)

@@ -21,8 +21,9 @@ void kvd_segment_name(const struct kvd_segment_info *info, char ret_name[KVD_SEG
 /* Scenario, slice, epoch and number of a name that kvd_segment_name could have made; else false. */
 bool kvd_segment_name_parse(const char *folder, const char *file, struct kvd_segment_info *ret);
 
-/* A new file, preallocated where the file system can, its header on the device, its name too.
- * Leaves nothing behind on failure. *ret_direct: whether it takes direct I/O. */
+/* A new file, preallocated where the file system can, with its header; its name is durable when
+ * this returns, the header once something in the file is. Leaves nothing behind on failure.
+ * *ret_direct: whether it takes direct I/O. */
 int kvd_segment_file_create(struct kvd_io *io, int root_fd, const struct kvd_segment_info *info,
                             const struct kvd_segment_header *header, uint64_t prealloc_bytes,
                             int *ret_fd, bool *ret_direct);

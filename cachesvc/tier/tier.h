@@ -71,7 +71,7 @@ struct kvd_tier_events {
 };
 
 struct kvd_tier_options {
-    const char *path;       /* folder; made if missing, its parent is not */
+    const char *path;       /* folder; its user has made it, durably */
     uint64_t cap_bytes;     /* hard, checked before writing */
     uint64_t segment_bytes; /* 0: chosen: at most cap / 16, within 1 MiB to 1 GiB */
     struct kvd_store_id store;
