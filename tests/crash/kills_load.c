@@ -215,8 +215,6 @@ int kills_load_blocks(struct kills_load *load, struct kills_client *c,
     return err;
 }
 
-/* ---- what workers do. Each returns what the daemon said; below 0 it may be gone ---- */
-
 static void raise_acked(struct kills_conv *conv, uint32_t blocks)
 {
     uint32_t was = atomic_load(&conv->acked);
@@ -224,29 +222,31 @@ static void raise_acked(struct kills_conv *conv, uint32_t blocks)
     }
 }
 
-/* Puts blocks [first, n). They are acknowledged where none was refused. */
-static int do_put(struct kills_worker *w, struct kills_conv *conv, uint32_t first, uint32_t n)
+int kills_put(struct kills_client *c, struct kills_conv *conv, uint32_t first, uint32_t n,
+              struct kvd_put_result *ret)
 {
     const void *src[KILLS_BLOCKS];
     struct kvd_prompt prompt = kills_prompt(conv, n, false);
-    struct kvd_put_result result = {0};
     for (uint32_t i = first; i < n; i++) {
-        kills_payload_make(conv, i, w->client.memory[i]);
-        src[i - first] = w->client.memory[i];
+        kills_payload_make(conv, i, c->memory[i]);
+        src[i - first] = c->memory[i];
     }
-    int err = kvd_put(w->client.spaces[conv->space], &prompt, first, n - first, src, &result);
-    if (!err && result.refused == 0) {
-        atomic_fetch_add(&conv->kept_above, result.not_written_down);
+    int err = kvd_put(c->spaces[conv->space], &prompt, first, n - first, src, ret);
+    if (!err && ret->refused == 0) {
+        atomic_fetch_add(&conv->kept_above, ret->not_written_down);
         raise_acked(conv, n);
     }
     return err;
 }
+
+/* ---- what workers do. Each returns what the daemon said; below 0 it may be gone ---- */
 
 /* What an engine does with a prompt: match, load, compute the rest, put it. */
 static int do_serve(struct kills_worker *w, struct kills_conv *conv, bool put)
 {
     struct kvd_match_result m;
     uint32_t n = atomic_load(&w->load->limit);
+    struct kvd_put_result result;
     uint32_t good = 0;
     int err = kills_match(w->load, &w->client, conv, n, &m);
     if (err) {
@@ -263,7 +263,7 @@ static int do_serve(struct kills_worker *w, struct kills_conv *conv, bool put)
     if (!err) {
         raise_acked(conv, good);
     }
-    return err || !put || good == n ? err : do_put(w, conv, good, n);
+    return err || !put || good == n ? err : kills_put(&w->client, conv, good, n, &result);
 }
 
 /* A look-up that nobody follows up. */

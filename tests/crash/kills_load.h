@@ -123,6 +123,9 @@ void kills_payload_make(const struct kills_conv *conv, uint32_t block, uint8_t *
 /* One look-up, counted. */
 int kills_match(struct kills_load *load, struct kills_client *c, const struct kills_conv *conv,
                 uint32_t blocks, struct kvd_match_result *ret);
+/* Puts blocks [first, n). Where none is refused they are acknowledged. */
+int kills_put(struct kills_client *c, struct kills_conv *conv, uint32_t first, uint32_t n,
+              struct kvd_put_result *ret);
 /* Loads the first n blocks of a lease and compares; *ret_good. 0, a client error, or 1: a wrong
  * byte, noted as the load's failure. */
 int kills_load_blocks(struct kills_load *load, struct kills_client *c,

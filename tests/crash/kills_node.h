@@ -50,7 +50,7 @@ struct kills_status {
     uint64_t dram_by_scenario; /* sum */
     uint64_t nvme_cap, nvme_used, nvme_segments, nvme_blocks, nvme_queue, nvme_dropped, nvme_failed;
     uint64_t index_queued, corrupt;
-    char health[256]; /* "ok", or the first problem */
+    char health[256]; /* "ok", or a problem */
 };
 void kills_node_status(struct kills_node *n, struct kills_status *ret);
 /* "dram_bytes" or "nvme_bytes" of a retention class. */

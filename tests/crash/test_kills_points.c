@@ -76,16 +76,8 @@ static void settle(struct scene *s, struct kills_status *ret)
 
 static void put(struct scene *s, uint32_t conv, uint32_t first, uint32_t end)
 {
-    const struct kills_conv *c = &s->load.convs[conv];
-    const void *src[KILLS_BLOCKS];
-    struct kvd_prompt prompt = kills_prompt(c, end, false);
     struct kvd_put_result result;
-    for (uint32_t i = first; i < end; i++) {
-        kills_payload_make(c, i, s->client.memory[i]);
-        src[i - first] = s->client.memory[i];
-    }
-    assert_int_equal(kvd_put(s->client.spaces[c->space], &prompt, first, end - first, src, &result),
-                     0);
+    assert_int_equal(kills_put(&s->client, &s->load.convs[conv], first, end, &result), 0);
     assert_int_equal(result.refused, 0);
 }
 
