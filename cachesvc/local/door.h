@@ -154,6 +154,10 @@ const char *local_packet_handle(struct local_conn *conn, const uint8_t *bytes, s
 void local_load_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__LoadRequest *msg);
 void local_put_commit_handle(struct local_conn *conn, uint64_t id,
                              const Kvd__Wire__PutCommitRequest *msg);
+void local_purge_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__PurgeRequest *msg);
+/* prompt: copied out of the request area. */
+void local_drop_handle(struct local_conn *conn, uint64_t id, const struct kvd_prompt_ref *prompt,
+                       const Kvd__Wire__DropRequest *msg);
 
 /* ---- area.c: memory shared with the client */
 int local_area_create(int *ret_fd, uint8_t **ret_map);

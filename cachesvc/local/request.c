@@ -268,6 +268,17 @@ static int touch_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__T
     return err;
 }
 
+static int drop_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__DropRequest *msg,
+                       struct kvd_diag *diag)
+{
+    struct prompt_copy prompt;
+    int err = prompt_copy_in(conn, msg->prompt, &prompt, diag);
+    if (!err) {
+        local_drop_handle(conn, id, &prompt.ref, msg);
+    }
+    return err;
+}
+
 static void release_handle(struct local_conn *conn, uint64_t id,
                            const Kvd__Wire__ReleaseRequest *msg)
 {
@@ -364,6 +375,12 @@ static const char *greeted_handle(struct local_conn *conn, const Kvd__Wire__Requ
         break;
     case KVD__WIRE__REQUEST__BODY_TOUCH:
         err = touch_handle(conn, req->id, req->touch, &diag);
+        break;
+    case KVD__WIRE__REQUEST__BODY_DROP:
+        err = drop_handle(conn, req->id, req->drop, &diag);
+        break;
+    case KVD__WIRE__REQUEST__BODY_PURGE:
+        local_purge_handle(conn, req->id, req->purge);
         break;
     case KVD__WIRE__REQUEST__BODY_PING:
         reply_empty(conn, req->id);

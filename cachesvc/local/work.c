@@ -1,7 +1,7 @@
 /*
- * Loads and commits: begun on the door thread, answered from a worker of the service. The
- * connection is kept by a reference until the callback has run, so a late result of a client that
- * has left finds memory to be dropped into. Its session may have ended by then.
+ * Loads, commits, drops and purges: begun on the door thread, answered from a worker of the
+ * service. The connection is kept by a reference until the callback has run, so a late result of a
+ * client that has left finds memory to be dropped into. Its session may have ended by then.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -154,4 +154,73 @@ void local_put_commit_handle(struct local_conn *conn, uint64_t id,
         return;
     }
     kvd_service_put_commit(conn->session, msg->put, false, put_done, w);
+}
+
+static void drop_done(int result, const struct kvd_diag *diag, uint32_t dropped, void *user)
+{
+    struct work *w = user;
+    if (result) {
+        local_conn_reply_error(w->conn, w->id, result, diag);
+        work_end(w);
+        return;
+    }
+    Kvd__Wire__DropReply body = KVD__WIRE__DROP_REPLY__INIT;
+    body.dropped_blocks = dropped;
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    reply.id = w->id;
+    reply.body_case = KVD__WIRE__REPLY__BODY_DROP;
+    reply.drop = &body;
+    local_conn_reply(w->conn, &reply, NULL, 0);
+    work_end(w);
+}
+
+void local_drop_handle(struct local_conn *conn, uint64_t id, const struct kvd_prompt_ref *prompt,
+                       const Kvd__Wire__DropRequest *msg)
+{
+    struct work *w = NULL;
+    int err = work_begin(conn, id, &w);
+    if (err) {
+        local_conn_reply_error(conn, id, err, NULL);
+        return;
+    }
+    kvd_service_drop(conn->session, prompt, msg->first_block, msg->n_blocks, drop_done, w);
+}
+
+static void purge_done(int result, const struct kvd_diag *diag, const struct kvd_purge_out *out,
+                       void *user)
+{
+    struct work *w = user;
+    if (result) {
+        local_conn_reply_error(w->conn, w->id, result, diag);
+        work_end(w);
+        return;
+    }
+    Kvd__Wire__PurgeReply body = KVD__WIRE__PURGE_REPLY__INIT;
+    body.dram_blocks = out->dram_blocks;
+    body.dram_bytes = out->dram_bytes;
+    Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
+    reply.id = w->id;
+    reply.body_case = KVD__WIRE__REPLY__BODY_PURGE;
+    reply.purge = &body;
+    local_conn_reply(w->conn, &reply, NULL, 0);
+    work_end(w);
+}
+
+void local_purge_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__PurgeRequest *msg)
+{
+    struct work *w = NULL;
+    int err = work_begin(conn, id, &w);
+    if (err) {
+        local_conn_reply_error(conn, id, err, NULL);
+        return;
+    }
+    const struct kvd_purge_ask ask = {
+        .all = msg->all,
+        .tenant = !msg->has_tenant        ? NULL
+                  : msg->tenant_name.data ? (const char *)msg->tenant_name.data
+                                          : "", /* an empty field has no data at all */
+        .tenant_bytes = (uint32_t)msg->tenant_name.len,
+        .space = msg->space[0] ? msg->space : NULL,
+    };
+    kvd_service_purge(conn->session, &ask, purge_done, w);
 }

@@ -89,6 +89,8 @@ enum kvd_call_op {
     KVD_CALL_PING,
     KVD_CALL_ADMIN,
     KVD_CALL_VERIFY,
+    KVD_CALL_DROP,
+    KVD_CALL_PURGE,
 };
 
 enum kvd_call_state { KVD_CALL_NEW, KVD_CALL_WAITING, KVD_CALL_DONE, KVD_CALL_ABANDONED };
@@ -127,6 +129,7 @@ struct kvd_call {
     char *text;      /* the daemon's words where status is an error, or NULL */
     uint64_t handle; /* lease or put */
     uint32_t count[3];
+    struct kvd_purge_result purged;
     char *json;
     int report_fd; /* a report too long for a packet, or -1 */
     uint64_t report_bytes;
@@ -294,6 +297,10 @@ int kvd_put_commit_finish_locked(struct kvd_call *call, struct kvd_put_result *r
 void kvd_put_free_locked(struct kvd_put *put);
 
 /* ---- report.c */
+
+/* Sends a request that carries nothing but itself and waits for its reply. */
+int kvd_simple_call_locked(struct kvd_client *c, enum kvd_call_op op, uint64_t budget_ns,
+                           Kvd__Wire__Request *req, struct kvd_call **ret);
 
 /* A report's reply came; takes the descriptor where the text lies in one (sets it to -1). */
 void kvd_report_take_locked(struct kvd_call *call, const Kvd__Wire__AdminReply *msg, int *fds,

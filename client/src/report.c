@@ -10,9 +10,8 @@
 
 enum { REPORT_ARG_MAX = 64 };
 
-/* Sends a request that carries nothing but itself and waits for its reply. */
-static int simple_call_locked(struct kvd_client *c, enum kvd_call_op op, uint64_t budget_ns,
-                              Kvd__Wire__Request *req, struct kvd_call **ret)
+int kvd_simple_call_locked(struct kvd_client *c, enum kvd_call_op op, uint64_t budget_ns,
+                           Kvd__Wire__Request *req, struct kvd_call **ret)
 {
     struct kvd_call *call = NULL;
     int err = kvd_client_ready_locked(c, true, kvd_mono_ns() + c->connect_ns);
@@ -34,7 +33,7 @@ int kvd_ping(struct kvd_client *client)
     req.body_case = KVD__WIRE__REQUEST__BODY_PING;
     req.ping = &body;
     kvd_client_lock(client);
-    int err = simple_call_locked(client, KVD_CALL_PING, client->match_ns, &req, &call);
+    int err = kvd_simple_call_locked(client, KVD_CALL_PING, client->match_ns, &req, &call);
     kvd_call_free_locked(&call);
     kvd_client_unlock(client);
     return err;
@@ -57,7 +56,7 @@ int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rate_bytes_
     req.body_case = KVD__WIRE__REQUEST__BODY_VERIFY;
     req.verify = &body;
     kvd_client_lock(client);
-    int err = simple_call_locked(client, KVD_CALL_VERIFY, client->io_ns, &req, &call);
+    int err = kvd_simple_call_locked(client, KVD_CALL_VERIFY, client->io_ns, &req, &call);
     if (!err) {
         *ret_round = call->handle;
     }
@@ -138,7 +137,7 @@ int kvd_report(struct kvd_client *client, const char *what, const char *by, cons
     KVD_AUTOCLOSE int fd = -1;
     uint64_t bytes = 0;
     kvd_client_lock(client);
-    int err = simple_call_locked(client, KVD_CALL_ADMIN, client->io_ns, &req, &call);
+    int err = kvd_simple_call_locked(client, KVD_CALL_ADMIN, client->io_ns, &req, &call);
     if (!err && call->report_fd >= 0) {
         fd = kvd_take_fd(&call->report_fd);
         bytes = call->report_bytes;

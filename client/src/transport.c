@@ -433,6 +433,8 @@ static bool body_fits(const struct kvd_call *call, const Kvd__Wire__Reply *r)
         [KVD_CALL_PING] = KVD__WIRE__REPLY__BODY__NOT_SET,
         [KVD_CALL_ADMIN] = KVD__WIRE__REPLY__BODY_ADMIN,
         [KVD_CALL_VERIFY] = KVD__WIRE__REPLY__BODY_VERIFY,
+        [KVD_CALL_DROP] = KVD__WIRE__REPLY__BODY_DROP,
+        [KVD_CALL_PURGE] = KVD__WIRE__REPLY__BODY_PURGE,
     };
     return r->body_case == wanted[call->op];
 }
@@ -478,6 +480,13 @@ static int reply_body_take(struct kvd_call *call, const Kvd__Wire__Reply *r, str
         break;
     case KVD_CALL_VERIFY:
         call->handle = r->verify->round;
+        break;
+    case KVD_CALL_DROP:
+        call->count[0] = r->drop->dropped_blocks;
+        break;
+    case KVD_CALL_PURGE:
+        call->purged.dram_blocks = r->purge->dram_blocks;
+        call->purged.dram_bytes = r->purge->dram_bytes;
         break;
     case KVD_CALL_TOUCH:
     case KVD_CALL_PING:

@@ -42,19 +42,25 @@ if ! command -v jq >/dev/null; then
     exit 77
 fi
 
-"$kvdepotd" --dir "$work/store" --socket "$socket" --dram.path "$work/pool" --dram.cap 64MiB --nvme.cap 64MiB \
-    >"$work/log" 2>&1 &
-daemon=$!
-for ((try = 0; try < 600; try++)); do
-    "$kvdepot" status --socket "$socket" >/dev/null 2>&1 && break
-    if ! kill -0 "$daemon" 2>/dev/null; then
-        printf 'failed: kvdepotd ended at once\n'
-        cat "$work/log"
-        printf '0 passed, 1 failed, 0 skipped\n'
-        exit 1
-    fi
-    sleep 0.05
-done
+# daemon_start FOLDER: on a store there, and waits until it answers.
+daemon_start() {
+    "$kvdepotd" --dir "$1" --socket "$socket" --dram.path "$1.pool" --dram.cap 64MiB --nvme.cap 64MiB \
+        >"$work/log" 2>&1 &
+    daemon=$!
+    for ((try = 0; try < 600; try++)); do
+        "$kvdepot" status --socket "$socket" >/dev/null 2>&1 && return
+        if ! kill -0 "$daemon" 2>/dev/null; then
+            break
+        fi
+        sleep 0.05
+    done
+    printf 'failed: kvdepotd does not answer\n'
+    cat "$work/log"
+    printf '%d passed, %d failed, 0 skipped\n' "$passed" "$((failed + 1))"
+    exit 1
+}
+
+daemon_start "$work/store"
 
 has "an empty store is healthy" "$(ask status)" '^health: ok$'
 has "nothing was asked yet" "$(ask hitrate)" '^hit 0 \+ missed 0 = asked 0 tokens$'
@@ -127,6 +133,45 @@ has "and that is told" "$(offline "$work/store")" '^exit status 1$'
 same "where, and why" "4096 the payload doesn't match its sum" \
     "$(offline "$work/store" --json | sed '/^exit/d' | jq -r '.bad[0] | "\(.offset) \(.reason)"')"
 same "nothing was changed" yes "$([[ $(sha256sum "$segment") == "$before" ]] && echo yes || echo no)"
+
+# ---- purge: on a store of its own
+
+stored() { # how many blocks the example finds; it puts what is missing
+    "$hello" "$socket" | head -n 1
+}
+
+# killed, and started again without what survives in memory and in the index
+start_anew() {
+    kill -KILL "$daemon"
+    wait "$daemon" 2>/dev/null || true
+    rm -rf "$work/purged.pool" "$work/purged/index"
+    daemon_start "$work/purged"
+}
+
+daemon_start "$work/purged"
+has "nothing to purge is no fault" "$(ask purge --all --yes)" '^purged everything that is stored: 0 blocks \(0 B\)'
+stored >/dev/null
+same "stored" "4 of 4 blocks were stored" "$(stored)"
+has "somebody must agree" "$(ask purge --tenant '' </dev/null)" 'no terminal: give --yes'
+has "and say what" "$(ask purge --yes)" '^exit status 3$'
+has "not all and some" "$(ask purge --all --tenant x --yes)" '^exit status 3$'
+has "an unknown space" "$(ask purge --space 00000000 --yes)" 'is not known here'
+same "all of that purged nothing" "4 of 4 blocks were stored" "$(stored)"
+has "another tenant's" "$(ask purge --tenant alice --yes)" 'of tenant alice: 0 blocks'
+same "is not this one's" "4 of 4 blocks were stored" "$(stored)"
+space=$(ask hitrate --by space | sed -n 's/^\(hello@[0-9a-f]*\) .*/\1/p')
+has "a space" "$(ask purge --space "$space" --yes)" "^purged all that is stored in space $space: 4 blocks \(256\.0 KiB\)"
+has "its miss has a reason" "$(stored >/dev/null && ask hitrate)" '^missed  purged +256 .* somebody asked for it$'
+same "what is put again stays" "4 of 4 blocks were stored" "$(stored)"
+start_anew
+same "also when the index is lost" "4 of 4 blocks were stored" "$(stored)"
+same "the default tenant's, as JSON" 4 "$(ask purge --tenant '' --yes --json | jq .dram_blocks)"
+start_anew
+same "purged is purged, also when the index is lost" "0 of 4 blocks were stored" "$(stored)"
+kill -TERM "$daemon"
+wait "$daemon" || true
+daemon=
+has "without a daemon" "$(ask purge --all --yes)" '^exit status 2$'
 
 printf '%d passed, %d failed, 0 skipped\n' "$passed" "$failed"
 [[ $failed == 0 ]]

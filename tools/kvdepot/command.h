@@ -24,6 +24,7 @@ struct kvd_command {
 extern const struct kvd_command kvd_command_status;
 extern const struct kvd_command kvd_command_hitrate;
 extern const struct kvd_command kvd_command_verify;
+extern const struct kvd_command kvd_command_purge;
 extern const struct kvd_command kvd_command_bench;
 
 #define KVD_DEFAULT_SOCKET "/run/kvdepot/kvdepotd.sock"

@@ -26,6 +26,7 @@ static const struct {
     {"pending", "being put at that moment"},
     {"failed", "found, but could not be read or verified"},
     {"short", "shorter than a block, or the last token"},
+    {"purged", "thrown away because somebody asked for it"},
 };
 
 static const char *reason_text(const char *key)

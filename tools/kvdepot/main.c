@@ -14,6 +14,7 @@ static const struct kvd_command *const commands[] = {
     &kvd_command_status,
     &kvd_command_hitrate,
     &kvd_command_verify,
+    &kvd_command_purge,
     &kvd_command_bench,
 };
 

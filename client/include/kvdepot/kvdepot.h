@@ -253,6 +253,54 @@ KVD_API void kvd_put_abort(struct kvd_put **put);
 /* Marks the first n blocks of a prompt as used now, under the prompt's scenario. */
 KVD_API int kvd_touch(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t n);
 
+/* ---- throwing away
+ * ------------------------------------------------------------------------------------------------
+ *
+ * What is thrown away is found by no kvd_match and brought by no kvd_load that begins after the
+ * call has returned, whatever happens to the daemon then: restarts, power cuts, a lost index. What
+ * is put afterwards is a new block. A lease that was given before keeps its pins until it ends, so
+ * a copy that is under way may still be finished; a kvd_load that begins later gets nothing of it.
+ * Room in dram comes back at once, room below with the segments of what was thrown away.
+ *
+ * Synchronous only. A daemon that is older than these calls answers KVD_BAD_REQUEST. A call that
+ * failed by KVD_UNAVAILABLE or KVD_DEADLINE may have been done: it does no harm to do it again.
+ *
+ *     uint32_t dropped;
+ *     kvd_drop(space, &prompt, 3, 1, &dropped);           // block 3 of a prompt
+ *     struct kvd_purge_scope alice = {.tenant = "alice"};
+ *     kvd_purge(client, &alice, NULL);                    // all that alice has, in all spaces
+ */
+
+/* Drops blocks [first, first + n) of a prompt whose tokens reach at least through the last of them.
+ * Blocks behind them stay stored, but can't be found until these are put again: a prefix has no
+ * holes. The scenario says nothing here, but must be one. *ret_dropped (may be NULL) is how many of
+ * the blocks were stored. Waits at most io_ms. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST,
+ * KVD_UNKNOWN_SCENARIO, KVD_TOO_LONG, KVD_FULL (too many drops are remembered: purge the tenant
+ * instead), KVD_IO or KVD_INTERNAL (the daemon could not write it down; nothing was dropped). */
+KVD_API int kvd_drop(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t first,
+                     uint32_t n, uint32_t *ret_dropped);
+
+/* Whose blocks. Either everything, alone, or a tenant, a space, or both: then the blocks that the
+ * tenant has in the space. All pointers are borrowed for the call. */
+struct kvd_purge_scope {
+    bool everything;
+    const char *tenant; /* user's id, at most 512 bytes; "" is the default tenant; NULL: all */
+    const char *space;  /* the first 8 to 64 hexadecimal digits of its digest, as `kvdepot hitrate
+                           --by space` shows them behind the @; MODEL@DIGITS is taken too; NULL: all.
+                           Fewer than 64 must name one space that the daemon knows of */
+};
+
+struct kvd_purge_result {
+    uint64_t dram_blocks; /* removed from dram */
+    uint64_t dram_bytes;
+};
+
+/* Purges a scope. ret_result may be NULL. Waits at most io_ms. KVD_UNAVAILABLE, KVD_DEADLINE,
+ * KVD_BAD_REQUEST, KVD_NOT_FOUND (no such space), KVD_FULL, KVD_IO or KVD_INTERNAL (the daemon
+ * could not write it down; nothing was purged). */
+KVD_API int kvd_purge(struct kvd_client *client, const struct kvd_purge_scope *scope,
+                      struct kvd_purge_result *ret_result);
+
 /* ---- submissions
  * -------------------------------------------------------------------------------------------- */
 

@@ -435,6 +435,27 @@ static void test_stored_totals(void **state)
     kvd_counting_destroy(&d);
 }
 
+/* Totals of the version that knew no purges: one reason fewer, the last. */
+static void test_stored_totals_of_fewer_reasons(void **state)
+{
+    (void)state;
+    struct kvd_counting *c = some_counters();
+    struct kvd_counting *d = NULL;
+    struct kvd_diag diag;
+    uint8_t *bytes = NULL;
+    uint32_t n = 0;
+    assert_int_equal(kvd_counting_encode(c, (void **)&bytes, &n), 0);
+    assert_int_equal(kvd_counting_create(T0, &d), 0);
+    kvd_put_le32(bytes + 12, KVD_MISS_PURGED);
+    assert_int_equal(kvd_counting_decode(d, bytes, n, &diag), 0);
+    static struct rows was;
+    was = *report(c, T0, KVD_BY_TENANT, KVD_WINDOW_EVER);
+    assert_memory_equal(report(d, T0, KVD_BY_TENANT, KVD_WINDOW_EVER), &was, sizeof(was));
+    free(bytes);
+    kvd_counting_destroy(&c);
+    kvd_counting_destroy(&d);
+}
+
 /* Whatever is damaged or later is refused, and then nothing was added. */
 static void test_stored_totals_refused(void **state)
 {
@@ -495,6 +516,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_too_many_tenants),
     cmocka_unit_test(test_adds_up_at_any_moment),
     cmocka_unit_test(test_stored_totals),
+    cmocka_unit_test(test_stored_totals_of_fewer_reasons),
     cmocka_unit_test(test_stored_totals_refused),
 };
 KVD_TEST_MAIN(tests)

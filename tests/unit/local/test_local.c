@@ -128,6 +128,42 @@ static void test_put_in_two_steps(void **state)
     rig_fini(&rig);
 }
 
+/* What is dropped or purged is not found again, until it is put again. */
+static void test_drop_and_purge(void **state)
+{
+    (void)state;
+    enum { N = 8 };
+    struct rig rig;
+    uint32_t tokens[N * RIG_BLOCK_TOKENS];
+    uint32_t dropped = 0;
+    struct kvd_purge_result r;
+    const struct kvd_purge_scope mine = {.tenant = ""};
+    const struct kvd_purge_scope others = {.tenant = "somebody else"};
+    rig_init(&rig);
+    rig_start(&rig);
+    struct kvd_client *c = rig_client(&rig);
+    struct kvd_space *s = rig_space(c);
+    rig_tokens(1, N * RIG_BLOCK_TOKENS, tokens);
+    struct kvd_prompt p = rig_prompt(tokens, N * RIG_BLOCK_TOKENS);
+    assert_int_equal(rig_put(s, 1, 0, N), N);
+    assert_int_equal(kvd_drop(s, &p, 3, 2, &dropped), 0);
+    assert_int_equal(dropped, 2);
+    assert_int_equal(rig_hit(s, 1, N), 3);
+    assert_int_equal(rig_put(s, 1, 0, N), N);
+    assert_int_equal(rig_hit(s, 1, N), N);
+    assert_int_equal(kvd_purge(c, &others, &r), 0);
+    assert_int_equal(r.dram_blocks, 0);
+    assert_int_equal(rig_hit(s, 1, N), N);
+    assert_int_equal(kvd_purge(c, &mine, &r), 0);
+    assert_int_equal(r.dram_blocks, N);
+    assert_int_equal(r.dram_bytes, N * RIG_BLOCK_BYTES);
+    assert_int_equal(rig_hit(s, 1, N), 0);
+    p.scenario = "nobody's";
+    assert_int_equal(kvd_drop(s, &p, 0, 1, &dropped), KVD_UNKNOWN_SCENARIO);
+    kvd_client_close(&c);
+    rig_fini(&rig);
+}
+
 static void test_two_clients(void **state)
 {
     (void)state;
@@ -578,6 +614,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_round_trip),
     cmocka_unit_test(test_tenants_and_scenarios),
     cmocka_unit_test(test_put_in_two_steps),
+    cmocka_unit_test(test_drop_and_purge),
     cmocka_unit_test(test_two_clients),
     cmocka_unit_test(test_restart),
     cmocka_unit_test(test_restart_between_calls),

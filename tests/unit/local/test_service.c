@@ -169,6 +169,34 @@ int kvd_service_touch(struct kvd_session *session, const struct kvd_prompt_ref *
     return 0;
 }
 
+/* What came through the door is said back. */
+void kvd_service_drop(struct kvd_session *session, const struct kvd_prompt_ref *prompt,
+                      uint32_t first, uint32_t n, kvd_drop_done_fn *done, void *user)
+{
+    struct kvd_diag diag = {{0}};
+    (void)session;
+    int err = prompt->n_tokens != (first + n) * BLOCK_TOKENS
+                  ? kvd_fail(&diag, -KVD_E_FULL, "%u tokens", prompt->n_tokens)
+                  : 0;
+    done(err, &diag, n, user);
+}
+
+void kvd_service_purge(struct kvd_session *session, const struct kvd_purge_ask *ask,
+                       kvd_purge_done_fn *done, void *user)
+{
+    struct kvd_diag diag = {{0}};
+    struct kvd_purge_out out = {.dram_blocks = (UINT64_C(1) << 40) + ask->tenant_bytes,
+                                .dram_bytes = ask->space ? strlen(ask->space) : 1000};
+    (void)session;
+    int err = ask->all && (ask->tenant || ask->space) ? -KVD_E_BAD_REQUEST : 0;
+    if (ask->all) {
+        err = kvd_fail(&diag, -ENOSPC, "not all of it");
+    } else if (ask->tenant && memcmp(ask->tenant, "alice", ask->tenant_bytes) != 0) {
+        err = kvd_fail(&diag, -KVD_E_NOT_FOUND, "who is that");
+    }
+    done(err, &diag, &out, user);
+}
+
 int kvd_service_verify(struct kvd_service *service, const char *tier, uint64_t rate,
                        struct kvd_diag *diag, uint64_t *ret_round)
 {
@@ -374,11 +402,49 @@ static void test_verify(void **state)
     rig_close(&rig);
 }
 
+static void test_drop_and_purge(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t dropped = 0;
+    struct kvd_purge_result r;
+    static const char long_name[600] = {[0 ... 598] = 'x'};
+    rig_open(&rig, true);
+    assert_int_equal(kvd_drop(rig.s, &prompt, 1, 1, &dropped), 0);
+    assert_int_equal(dropped, 1);
+    assert_int_equal(kvd_drop(rig.s, &prompt, 0, 2, NULL), 0);
+    assert_int_equal(kvd_drop(rig.s, &prompt, 0, 0, &dropped), KVD_BAD_REQUEST);
+    assert_int_equal(kvd_drop(rig.s, &prompt, 1, 2, &dropped), KVD_BAD_REQUEST);
+    assert_int_equal(kvd_drop(rig.s, &prompt, UINT32_MAX, 2, &dropped), KVD_BAD_REQUEST);
+    const struct kvd_purge_scope bad[] = {
+        {.everything = false},
+        {.everything = true, .tenant = "alice"},
+        {.everything = true, .space = "01234567"},
+        {.tenant = long_name},
+        {.space = long_name},
+        {.space = ""},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(kvd_purge(rig.c, &bad[i], &r), KVD_BAD_REQUEST);
+    }
+    struct kvd_purge_scope scope = {.tenant = "alice", .space = "m@01234567"};
+    assert_int_equal(kvd_purge(rig.c, &scope, &r), 0);
+    assert_true(r.dram_blocks == (UINT64_C(1) << 40) + 5 && r.dram_bytes == 10);
+    scope = (struct kvd_purge_scope){.tenant = ""};
+    assert_int_equal(kvd_purge(rig.c, &scope, &r), 0);
+    assert_true(r.dram_blocks == UINT64_C(1) << 40 && r.dram_bytes == 1000);
+    scope = (struct kvd_purge_scope){.tenant = "bob"};
+    assert_int_equal(kvd_purge(rig.c, &scope, NULL), KVD_NOT_FOUND);
+    scope = (struct kvd_purge_scope){.everything = true};
+    assert_int_equal(kvd_purge(rig.c, &scope, NULL), KVD_INTERNAL); /* of a device */
+    assert_non_null(strstr(kvd_client_message(rig.c), "not all of it"));
+    rig_close(&rig);
+}
+
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_abort_needs_no_place),
-    cmocka_unit_test(test_no_staging),
-    cmocka_unit_test(test_reports_of_any_length),
-    cmocka_unit_test(test_verify),
+    cmocka_unit_test(test_abort_needs_no_place),  cmocka_unit_test(test_no_staging),
+    cmocka_unit_test(test_reports_of_any_length), cmocka_unit_test(test_verify),
+    cmocka_unit_test(test_drop_and_purge),
 };
 
 KVD_TEST_MAIN(tests)
