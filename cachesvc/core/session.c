@@ -213,7 +213,8 @@ static int staging_init(struct session_space *sp)
 {
     sp->staging_fd = memfd_create("kvdepot-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (sp->staging_fd < 0 || ftruncate(sp->staging_fd, (off_t)sp->staging_bytes) ||
-        fcntl(sp->staging_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        (KVD_PROTECT(STAGING_SEALED) &&
+         fcntl(sp->staging_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
         return -errno;
     }
     void *map =

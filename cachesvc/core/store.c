@@ -13,6 +13,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 enum { NOT_GRANTED = 0xff, COPY_CHUNK = 64 << 10 };
 
@@ -274,7 +275,7 @@ static uint64_t copy_and_sum(uint8_t *to, const uint8_t *from, uint64_t bytes, X
     for (uint64_t at = 0; at < bytes; at += COPY_CHUNK) {
         uint64_t n = bytes - at < COPY_CHUNK ? bytes - at : COPY_CHUNK;
         memcpy(to + at, from + at, n);
-        (void)XXH3_64bits_update(st, to + at, n);
+        (void)XXH3_64bits_update(st, KVD_PROTECT(SUM_OF_THE_COPY) ? to + at : from + at, n);
     }
     return XXH3_64bits_digest(st);
 }
