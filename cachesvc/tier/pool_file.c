@@ -28,7 +28,7 @@
 
 #define FILE_MAGIC UINT64_C(0x316c6f6f7064766b) /* "kvdpool1" */
 #define PAGE_MAGIC UINT64_C(0x3165676170647670) /* "pvdpage1" */
-enum { BYTE_ORDER_MARK = 0x01020304, POOL_FILE_MODE = 0600 };
+enum { BYTE_ORDER_MARK = 0x01020304, POOL_FILE_MODE = 0600, MODE_FOR_ALL = 0666 };
 
 /* ---- the file ---- */
 
@@ -55,6 +55,7 @@ static bool file_fits(const struct kvd_pool *pool, int fd, const struct stat *st
     struct pool_file_header want;
     struct pool_file_header have;
     file_header_fill(pool, store, &want);
+    /* who could open it while its rights were wider may hold it for writing still */
     return (st->st_mode & 07777) == POOL_FILE_MODE && st->st_nlink == 1 &&
            (uint64_t)st->st_size == pool->layout.file_bytes &&
            pread(fd, &have, sizeof(have), 0) == (ssize_t)sizeof(have) &&
@@ -138,8 +139,8 @@ static int create_file(const struct kvd_pool *pool, const struct kvd_pool_option
                        struct kvd_diag *diag, int *ret_fd)
 {
     const char *path = options->path;
-    KVD_AUTOCLOSE int fd =
-        open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, POOL_FILE_MODE);
+    const mode_t mode = KVD_PROTECT(POOL_FILE_PRIVATE) ? POOL_FILE_MODE : MODE_FOR_ALL;
+    KVD_AUTOCLOSE int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd < 0) {
         return kvd_fail(diag, -errno, "pool file %s: cannot be made: %s", path, strerror(errno));
     }
@@ -152,7 +153,7 @@ static int create_file(const struct kvd_pool *pool, const struct kvd_pool_option
     file_header_fill(pool, &options->store, &header);
     memcpy(unit, &header, sizeof(header));
     /* the umask may have taken bits away that a later start would miss */
-    if (fchmod(fd, POOL_FILE_MODE) != 0 || ftruncate(fd, (off_t)pool->layout.file_bytes) != 0) {
+    if (fchmod(fd, mode) != 0 || ftruncate(fd, (off_t)pool->layout.file_bytes) != 0) {
         err = -errno;
     } else {
         const ssize_t wrote = pwrite(fd, unit, sizeof(unit), 0);
@@ -170,7 +171,8 @@ static int create_file(const struct kvd_pool *pool, const struct kvd_pool_option
 /* A second open of the same file, so that the descriptor's own mode is read-only. */
 static int open_readonly(const char *path, int fd, struct kvd_diag *diag, int *ret_fd)
 {
-    KVD_AUTOCLOSE int ro = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const int access = KVD_PROTECT(POOL_FD_READONLY) ? O_RDONLY : O_RDWR;
+    KVD_AUTOCLOSE int ro = open(path, access | O_NOFOLLOW | O_CLOEXEC);
     struct stat a;
     struct stat b;
     if (ro < 0 || fstat(ro, &a) != 0 || fstat(fd, &b) != 0) {

@@ -4,6 +4,9 @@
 #include <grp.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <xxhash.h>
 
 #include "cachesvc/tier/pool_internal.h"
 
@@ -527,25 +530,95 @@ static void test_second_opener_refused(void **state)
     fixture_end(&f);
 }
 
-/* ---- rights ---- */
+/* ---- frozen ---- */
 
-/* In a child that became nobody: 0 when the file can't be got for writing by any way. */
-static int try_writing(int fd, const char *path)
+static uint64_t sum_in_file(const struct fixture *f, uint64_t at, size_t n)
 {
-    char proc[64];
-    (void)snprintf(proc, sizeof(proc), "/proc/self/fd/%d", fd);
-    if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0) {
-        return 2;
-    }
-    const uint8_t byte = 1;
-    const bool got = open(proc, O_RDWR | O_CLOEXEC) >= 0 || open(path, O_RDWR | O_CLOEXEC) >= 0 ||
-                     open(path, O_RDONLY | O_CLOEXEC) >= 0 || pwrite(fd, &byte, 1, 0) >= 0 ||
-                     mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED ||
-                     mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED;
-    return got ? 1 : 0;
+    uint8_t bytes[256];
+    assert_true(n <= sizeof(bytes));
+    const int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, bytes, n, (off_t)at), n);
+    (void)close(fd);
+    return XXH3_64bits(bytes, n);
 }
 
-static void test_other_user_cannot_write(void **state)
+/* The bytes of the three headers for known content. A change that alters one of the numbers is a
+ * new POOL_FILE_VERSION: a daemon must not take a file of another layout for its own. */
+static void test_headers_are_frozen(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
+    struct kvd_slot *slot = block_pin(f.pool, 2);
+    kvd_pool_set_nvme_segment(f.pool, slot, UINT64_C(0x1122334455667788));
+    kvd_pool_unpin(f.pool, slot);
+    kvd_pool_close(&f.pool);
+    assert_int_equal(POOL_FILE_VERSION, 2);
+    const uint64_t cap = f.options.cap_bytes;
+    assert_int_equal(sum_in_file(&f, 0, sizeof(struct pool_file_header)),
+                     UINT64_C(0x9d46ed2f4825d174));
+    assert_int_equal(sum_in_file(&f, page_at(cap, 0), sizeof(struct pool_page_header)),
+                     UINT64_C(0x86c1c8aa9b78db76));
+    assert_int_equal(sum_in_file(&f, slot_header_at(cap, 0, 2), sizeof(struct pool_slot_header)),
+                     UINT64_C(0xcd4428ac978e8ae3));
+    fixture_open(&f);
+    check_meta(&f, 0, 60000);
+    slot = block_pin(f.pool, 2);
+    assert_int_equal(slot->meta.nvme_segment, UINT64_C(0x1122334455667788));
+    kvd_pool_unpin(f.pool, slot);
+    fixture_end(&f);
+}
+
+/* ---- rights ---- */
+
+/* In a child that became nobody: 0 when the file can't be got for writing by any way, else the
+ * number of the way. The parent is the daemon; `map` is where it has the file. */
+static int try_writing(int fd, const char *path, void *map)
+{
+    char own[64];
+    char daemons[64];
+    char memory[64];
+    const uint8_t byte = 1;
+    struct iovec from = {(void *)(uintptr_t)&byte, 1};
+    struct iovec to = {map, 1};
+    (void)snprintf(own, sizeof(own), "/proc/self/fd/%d", fd);
+    (void)snprintf(daemons, sizeof(daemons), "/proc/%d/fd/%d", (int)getppid(), fd);
+    (void)snprintf(memory, sizeof(memory), "/proc/%d/mem", (int)getppid());
+    if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0 || geteuid() == 0) {
+        return 100;
+    }
+    void *readable = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    const bool ways[] = {
+        readable == MAP_FAILED, /* reading is what it is for */
+        open(own, O_RDWR | O_CLOEXEC) >= 0,
+        open(own, O_WRONLY | O_CLOEXEC) >= 0,
+        open(daemons, O_RDWR | O_CLOEXEC) >= 0,
+        open(memory, O_RDWR | O_CLOEXEC) >= 0,
+        open(path, O_RDWR | O_CLOEXEC) >= 0,
+        open(path, O_RDONLY | O_CLOEXEC) >= 0,
+        pwrite(fd, &byte, 1, 0) >= 0,
+        ftruncate(fd, 0) == 0,
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0,
+        fchmod(fd, 0666) == 0,
+        chmod(path, 0666) == 0,
+        unlink(path) == 0,
+        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED,
+        mprotect(readable, 4096, PROT_READ | PROT_WRITE) == 0,
+        process_vm_writev(getppid(), &from, 1, &to, 1, 0) >= 0,
+        ptrace(PTRACE_ATTACH, getppid(), NULL, NULL) == 0,
+    };
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        if (ways[i]) {
+            return 1 + (int)i;
+        }
+    }
+    return 0;
+}
+
+static void r_pool_not_writable_by_another_uid(void **state)
 {
     (void)state;
     if (geteuid() != 0) {
@@ -557,17 +630,41 @@ static void test_other_user_cannot_write(void **state)
     fixture_begin(&f, 16 * MIB);
     assert_int_equal(chmod(f.folder, 0755), 0);
     fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
     assert_int_equal(stat(f.path, &st), 0);
-    assert_int_equal(st.st_mode & 07777, 0600);
-    assert_int_equal(fcntl(kvd_pool_fd_readonly(f.pool), F_GETFL) & O_ACCMODE, O_RDONLY);
-    assert_true(fcntl(kvd_pool_fd_readonly(f.pool), F_GETFD) & FD_CLOEXEC);
     const pid_t pid = fork();
     if (pid == 0) {
-        _exit(try_writing(kvd_pool_fd_readonly(f.pool), f.path));
+        _exit(try_writing(kvd_pool_fd_readonly(f.pool), f.path, f.pool->map));
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(fcntl(kvd_pool_fd_readonly(f.pool), F_GETFL) & O_ACCMODE, O_RDONLY);
+    assert_true(fcntl(kvd_pool_fd_readonly(f.pool), F_GETFD) & FD_CLOEXEC);
+    for (uint32_t n = 0; n < 3; n++) {
+        check_meta(&f, n, 60000);
+    }
+    fixture_end(&f);
+}
+
+/* Whoever opened the file while others might may have it open for writing still. */
+static void r_pool_that_others_could_write(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct stat st;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    put_many(&f, 0, 3, 60000);
+    const ino_t inode = inode_of(&f);
+    kvd_pool_close(&f.pool);
+    assert_int_equal(chmod(f.path, 0660), 0);
+    fixture_open(&f);
+    assert_int_equal(blocks_of(&f), 0);
+    assert_true(inode_of(&f) != inode);
+    assert_int_equal(stat(f.path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
     fixture_end(&f);
 }
 
@@ -626,7 +723,9 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_refused),
     cmocka_unit_test(test_foreign_file_survives),
     cmocka_unit_test(test_second_opener_refused),
-    cmocka_unit_test(test_other_user_cannot_write),
+    cmocka_unit_test(test_headers_are_frozen),
+    cmocka_unit_test(r_pool_not_writable_by_another_uid),
+    cmocka_unit_test(r_pool_that_others_could_write),
     cmocka_unit_test(test_full_file_system),
 };
 KVD_TEST_MAIN(tests)
