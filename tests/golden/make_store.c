@@ -18,6 +18,7 @@
  */
 static const struct golden_chain first_run[] = {{1, 6, "-", "chat"}, {2, 3, "alice", "agent"}};
 static const struct golden_chain last_run[] = {{3, 4, "-", "chat"}};
+static const struct golden_chain purged = {4, 2, "bob", "chat"}; /* in the last run */
 
 enum { FIRST = sizeof(first_run) / sizeof(first_run[0]), LAST = 1 };
 
@@ -46,12 +47,18 @@ static const char *ask(struct golden_store *g)
     return wrong ? wrong : golden_get(g, &unknown, &n, digests);
 }
 
+static const char *purge(struct golden_store *g)
+{
+    const char *wrong = golden_put(g, &purged);
+    return wrong ? wrong : golden_purge(g, purged.tenant);
+}
+
 static int run(const char *folder, bool last)
 {
     struct golden_store g;
     const char *wrong = golden_open(&g, folder);
     wrong = wrong ? wrong : put_all(&g, last ? last_run : first_run, last ? LAST : FIRST);
-    wrong = wrong || last ? wrong : ask(&g);
+    wrong = wrong ? wrong : last ? purge(&g) : ask(&g);
     if (wrong) {
         return complain(wrong);
     }
@@ -102,6 +109,8 @@ static int list(const char *folder, uint64_t made_s)
         list_chain(out, &first_run[i]);
     }
     list_chain(out, &last_run[0]);
+    (void)fprintf(out, "purged %u %s %s %u\n", purged.seed, purged.tenant, purged.scenario,
+                  purged.blocks);
     (void)fprintf(out, "count rows.0.lookups 2\n"
                        "count rows.0.asked.blocks 8\n"
                        "count rows.0.asked.tokens 34\n"

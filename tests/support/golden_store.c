@@ -222,6 +222,22 @@ const char *golden_put(struct golden_store *g, const struct golden_chain *chain)
     return NULL;
 }
 
+static void purge_done(int result, const struct kvd_diag *diag, const struct kvd_purge_out *out,
+                       void *user)
+{
+    (void)diag;
+    (void)out;
+    answer_give(user, result, 0);
+}
+
+const char *golden_purge(struct golden_store *g, const char *tenant)
+{
+    const struct kvd_purge_ask ask = {.tenant = tenant, .tenant_bytes = (uint32_t)strlen(tenant)};
+    struct answer a = answer_init;
+    kvd_service_purge(g->session, &ask, purge_done, &a);
+    return answer_wait(&a) ? "the purge failed" : NULL;
+}
+
 const char *golden_get(struct golden_store *g, const struct golden_chain *chain,
                        uint32_t *ret_blocks, uint64_t *ret_digests)
 {

@@ -4,6 +4,7 @@
  *   made SECONDS                              UTC; retention counts from it
  *   chain SEED TENANT SCENARIO BLOCKS         tenant "-" is the default one
  *   block INDEX DIGEST                        of the chain before: XXH3-64 of the payload, in hex
+ *   purged SEED TENANT SCENARIO BLOCKS        was put, and thrown away: nothing of it may be found
  *   count PATH NUMBER                         of the hit rate's report, for ever
  *
  * Tokens follow from the seed, payloads from the tokens, by golden_tokens and golden_payload. These
@@ -54,6 +55,8 @@ uint64_t golden_payload(const uint32_t *tokens, uint32_t block, uint8_t *ret); /
 
 /* Puts the blocks of a chain and waits until they are written down and indexed. */
 const char *golden_put(struct golden_store *g, const struct golden_chain *chain);
+/* Throws away all that a tenant has. */
+const char *golden_purge(struct golden_store *g, const char *tenant);
 /* Matches and loads; *ret_blocks: how many came; digests of their payloads as they lie in dram. */
 const char *golden_get(struct golden_store *g, const struct golden_chain *chain,
                        uint32_t *ret_blocks, uint64_t *ret_digests);

@@ -47,6 +47,7 @@ struct reading {
     uint64_t digests[GOLDEN_BLOCKS_MAX];
     uint32_t came;
     uint32_t blocks; /* compared */
+    uint32_t purged; /* chains */
 };
 
 static void read_chain(struct reading *r, const char *line)
@@ -69,6 +70,16 @@ static void read_block(struct reading *r, const char *line)
     assert_true(index < r->came);
     assert_true(r->digests[index] == digest);
     r->blocks++;
+}
+
+static void read_purged(struct reading *r, const char *line)
+{
+    assert_int_equal(sscanf(line, "purged %" SCNu32 " %31s %31s %" SCNu32, &r->chain.seed,
+                            r->chain.tenant, r->chain.scenario, &r->chain.blocks),
+                     4);
+    assert_null(golden_get(&r->store, &r->chain, &r->came, r->digests));
+    assert_int_equal(r->came, 0);
+    r->purged++;
 }
 
 static void check_count(struct reading *r, const char *line)
@@ -94,6 +105,8 @@ static void check_list(struct reading *r, FILE *list, bool counts)
             read_chain(r, line);
         } else if (!counts && strncmp(line, "block ", 6) == 0) {
             read_block(r, line);
+        } else if (!counts && strncmp(line, "purged ", 7) == 0) {
+            read_purged(r, line);
         }
     }
 }
@@ -136,8 +149,10 @@ static void read_store(const char *version, bool lose_index)
             check_list(&r, list, true);
         }
         r.blocks = 0;
+        r.purged = 0;
         check_list(&r, list, false);
         assert_int_equal(r.blocks, 13);
+        assert_int_equal(r.purged, 1);
         golden_close(&r.store);
     }
     moved_wall_advance(-moved);
