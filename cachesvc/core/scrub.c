@@ -329,7 +329,8 @@ static void check_damage(struct scrub *s, const struct kvd_segment_records *recs
     add.skipped = !add.newer && !add.bad;
     if (add.bad) {
         (void)snprintf(text, sizeof(text), "the segment's own %s: %s", recs->where,
-                       kvd_strerror(recs->damage));
+                       recs->damage == -KVD_E_FORMAT ? "it isn't there"
+                                                     : kvd_strerror(recs->damage));
         bad_below(s, &place, &none, KVD_GONE_CORRUPT, text);
     }
     count(s, &s->now.nvme, &add);
