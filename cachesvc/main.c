@@ -70,7 +70,9 @@ static int serve(const struct kvd_config *config, bool drop_dram, struct kvd_log
     int sig = 0;
     (void)sigwait(&set, &sig);
     kvd_log_info(log, "%s: finishing", strsignal(sig));
-    kvd_daemon_stop(&daemon);
+    if (kvd_daemon_stop(&daemon)) {
+        _exit(EXIT_FAILED); /* threads that wait for a device can't be ended */
+    }
     kvd_log_info(log, "stopped");
     return EXIT_OK;
 }

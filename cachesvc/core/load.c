@@ -232,7 +232,7 @@ static int load_take_fetched(struct load_job *job, uint32_t i)
     struct kvd_record rec;
     struct kvd_diag diag = {{0}};
     uint32_t header_bytes = 0;
-    if (b->fetch.result) {
+    if (b->fetch.result && KVD_PROTECT(FAILED_READ_IS_A_MISS)) {
         load_unreadable(job, i, b->fetch.result);
         return b->fetch.result;
     }
@@ -260,7 +260,7 @@ static int load_take_fetched(struct load_job *job, uint32_t i)
                                  .put_id = rec.put_id,
                                  .header_bytes = header_bytes,
                                  .payload_bytes = (uint32_t)rec.raw_bytes,
-                                 .nvme_segment = b->fetch.place.segment};
+                                 .nvme_segment = kvd_slot_segment(b->fetch.place.segment)};
     return kvd_pool_publish(service->pool, b->fresh, &meta);
 }
 

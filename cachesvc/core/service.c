@@ -12,6 +12,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 static const char index_folder[] = "index"; /* in the store's folder */
 
@@ -153,51 +154,14 @@ static void init_locks(struct kvd_service *s)
     (void)pthread_mutex_init(&s->mtx, NULL);
     (void)pthread_cond_init(&s->idle, &attr);
     (void)pthread_cond_init(&s->keeper_wake, &attr);
+    (void)pthread_cond_init(&s->closed_cond, &attr);
     (void)pthread_condattr_destroy(&attr);
-}
-
-int kvd_service_open(const struct kvd_config *config, bool drop_dram, struct kvd_log *log,
-                     struct kvd_diag *diag, struct kvd_service **ret)
-{
-    struct kvd_service *s = calloc(1, sizeof(*s));
-    if (!s || sodium_init() < 0) {
-        free(s);
-        return kvd_fail(diag, -ENOMEM, "out of memory");
-    }
-    KVD_MAGIC_SET(s, SERVICE_MAGIC);
-    s->config = config;
-    s->log = log;
-    s->lock_fd = -1;
-    s->nvme_lock_fd = -1;
-    s->started_mono_ns = kvd_mono_ns();
-    atomic_init(&s->next_id, 1);
-    kvd_list_init(&s->sessions);
-    init_locks(s);
-    for (int i = 0; i < POOL_PAGES_MAX; i++) {
-        atomic_init(&s->page_buffer[i], PAGE_UNSEEN);
-    }
-    int err = open_parts(s, drop_dram, diag);
-    if (err) {
-        if (diag && !diag->text[0]) {
-            (void)kvd_fail(diag, err, "store %s: %s", config->dir, kvd_strerror(err));
-        }
-        kvd_service_close(&s);
-        return err;
-    }
-    *ret = s;
-    return 0;
 }
 
 /* Order matters: nobody asks any more, then the writes below end, then what they tell the index,
  * then the pins of the pool are gone. */
-void kvd_service_close(struct kvd_service **service)
+static void close_parts(struct kvd_service *s)
 {
-    struct kvd_service *s = *service;
-    if (!s) {
-        return;
-    }
-    KVD_MAGIC_CHECK(s, SERVICE_MAGIC);
-    *service = NULL;
     (void)pthread_mutex_lock(&s->mtx);
     while (s->n_sessions > 0) { /* jobs of sessions that have ended; each ends by itself */
         (void)pthread_cond_wait(&s->idle, &s->mtx);
@@ -226,7 +190,12 @@ void kvd_service_close(struct kvd_service **service)
     }
     kvd_close_fd(&s->nvme_lock_fd);
     kvd_close_fd(&s->lock_fd);
+}
+
+static void service_free(struct kvd_service *s)
+{
     (void)pthread_cond_destroy(&s->keeper_wake);
+    (void)pthread_cond_destroy(&s->closed_cond);
     (void)pthread_cond_destroy(&s->idle);
     (void)pthread_mutex_destroy(&s->mtx);
     KVD_MAGIC_CLEAR(s);
@@ -248,6 +217,113 @@ int kvd_service_verify(struct kvd_service *service, const char *tier, uint64_t r
         return kvd_fail(diag, -KVD_E_BAD_REQUEST, "verify: this daemon has no nvme tier");
     }
     *ret_round = scrub_ask(service->scrub, tiers, rate);
+    return 0;
+}
+
+int kvd_service_open(const struct kvd_config *config, bool drop_dram, struct kvd_log *log,
+                     struct kvd_diag *diag, struct kvd_service **ret)
+{
+    struct kvd_service *s = calloc(1, sizeof(*s));
+    if (!s || sodium_init() < 0) {
+        free(s);
+        return kvd_fail(diag, -ENOMEM, "out of memory");
+    }
+    KVD_MAGIC_SET(s, SERVICE_MAGIC);
+    s->config = config;
+    s->log = log;
+    s->lock_fd = -1;
+    s->nvme_lock_fd = -1;
+    s->started_mono_ns = kvd_mono_ns();
+    atomic_init(&s->next_id, 1);
+    kvd_list_init(&s->sessions);
+    init_locks(s);
+    for (int i = 0; i < POOL_PAGES_MAX; i++) {
+        atomic_init(&s->page_buffer[i], PAGE_UNSEEN);
+    }
+    int err = open_parts(s, drop_dram, diag);
+    if (err) {
+        if (diag && !diag->text[0]) {
+            (void)kvd_fail(diag, err, "store %s: %s", config->dir, kvd_strerror(err));
+        }
+        close_parts(s);
+        service_free(s);
+        return err;
+    }
+    *ret = s;
+    return 0;
+}
+
+static void *closer_main(void *arg)
+{
+    struct kvd_service *s = arg;
+    close_parts(s);
+    (void)pthread_mutex_lock(&s->mtx);
+    s->closed = true;
+    (void)pthread_cond_signal(&s->closed_cond);
+    (void)pthread_mutex_unlock(&s->mtx);
+    return NULL;
+}
+
+/* Lets what is queued be written down, as long as it goes on. False: the device stands still. */
+static bool drain(struct kvd_service *s, uint64_t patience_ns)
+{
+    struct kvd_tier_stat before;
+    struct kvd_tier_stat now;
+    s->nvme->ops->stat(s->nvme, &now);
+    do {
+        before = now;
+        if (s->nvme->ops->flush(s->nvme, kvd_mono_ns() + patience_ns) == 0) {
+            return true;
+        }
+        s->nvme->ops->stat(s->nvme, &now);
+    } while (now.queue_bytes < before.queue_bytes);
+    return false;
+}
+
+/* False: it isn't closed by then. */
+static bool wait_closed(struct kvd_service *s, uint64_t deadline_ns)
+{
+    const struct timespec until = {.tv_sec = (time_t)(deadline_ns / KVD_NS_PER_S),
+                                   .tv_nsec = (long)(deadline_ns % KVD_NS_PER_S)};
+    int err = 0;
+    (void)pthread_mutex_lock(&s->mtx);
+    while (!s->closed && err == 0) {
+        err = pthread_cond_timedwait(&s->closed_cond, &s->mtx, &until);
+    }
+    bool closed = s->closed;
+    (void)pthread_mutex_unlock(&s->mtx);
+    return closed;
+}
+
+/* A device that never answers must not hold up the end of the process; its kernel may still write
+ * to the memory that it was given, so nothing is freed then. */
+int kvd_service_close(struct kvd_service **service)
+{
+    struct kvd_service *s = *service;
+    if (!s) {
+        return 0;
+    }
+    KVD_MAGIC_CHECK(s, SERVICE_MAGIC);
+    const uint64_t patience_ns = KVD_PROTECT(STOP_HAS_A_DEADLINE)
+                                     ? s->config->stop_patience * KVD_NS_PER_MS
+                                     : UINT64_MAX / 4;
+    bool good = s->closing || !s->nvme || drain(s, patience_ns);
+    if (good && !s->closing) {
+        s->closing = pthread_create(&s->closer, NULL, closer_main, s) == 0;
+        good = s->closing;
+    }
+    if (!good || !wait_closed(s, kvd_mono_ns() + patience_ns)) {
+        kvd_log_error(
+            s->log,
+            "the store could not be closed: a device has not answered for %llu ms; ending "
+            "without. What was reported as stored below dram is safe, what waited to be "
+            "written is not; check the device",
+            (unsigned long long)s->config->stop_patience);
+        return -KVD_E_DEADLINE;
+    }
+    (void)pthread_join(s->closer, NULL);
+    service_free(s);
+    *service = NULL;
     return 0;
 }
 

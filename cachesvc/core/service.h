@@ -31,8 +31,11 @@ struct kvd_session;
 int kvd_service_open(const struct kvd_config *config, bool drop_dram, struct kvd_log *log,
                      struct kvd_diag *diag, struct kvd_service **ret);
 
-/* Writes down what is queued, flushes, closes. All sessions have ended. */
-void kvd_service_close(struct kvd_service **service);
+/* Writes down what is queued, flushes, closes. All sessions have ended.
+ * -KVD_E_DEADLINE: a device has not answered within stop.patience. Then the service stays, half
+ * closed and good for nothing: end the process, without its exit handlers, or close again. Accepts
+ * a pointer to NULL. */
+int kvd_service_close(struct kvd_service **service);
 
 struct kvd_store_id kvd_service_store_id(const struct kvd_service *service);
 int kvd_service_pool_fd(struct kvd_service *service); /* read-only; the service's */

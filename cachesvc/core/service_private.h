@@ -117,6 +117,11 @@ struct kvd_service {
     uint64_t pin_cap_client;
     uint32_t n_leases; /* lock: mtx */
 
+    pthread_t closer; /* runs what closing waits for */
+    bool closing;     /* owner: who closes */
+    bool closed;      /* lock: mtx */
+    pthread_cond_t closed_cond;
+
     pthread_t keeper; /* housekeeping, see keeper.c */
     bool keeper_runs;
     pthread_cond_t keeper_wake;

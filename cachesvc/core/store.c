@@ -396,7 +396,7 @@ static void commit_run(struct kvd_work *work)
     int err = commit_blocks(service, put, &committed, &not_written);
     atomic_fetch_add(&service->counts.committed_blocks, committed);
     atomic_fetch_add(&service->counts.refused_blocks, granted - committed);
-    if (not_written) {
+    if (not_written && KVD_PROTECT(FULL_QUEUE_IS_COUNTED)) {
         atomic_fetch_add(&service->counts.not_written_down, not_written);
         atomic_store(&service->counts.not_written_ns, kvd_mono_ns());
     }

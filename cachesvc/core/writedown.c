@@ -19,7 +19,7 @@ static void writedown_end(struct writedown *w, bool stored)
 {
     if (stored) {
         kvd_pool_set_nvme_segment(w->service->pool, w->slot, w->req.place.segment);
-    } else {
+    } else if (KVD_PROTECT(FAILED_WRITE_IS_COUNTED)) {
         atomic_fetch_add(&w->service->counts.write_failures, 1);
     }
     __atomic_store_n(&w->slot->queued, false, __ATOMIC_RELEASE);

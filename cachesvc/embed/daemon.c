@@ -30,7 +30,7 @@ int kvd_daemon_start(const struct kvd_config *config, bool drop_dram, bool liste
         err = kvd_local_start(d->service, &options, diag, &d->local);
     }
     if (err) {
-        kvd_daemon_stop(&d);
+        (void)kvd_daemon_stop(&d);
         return err;
     }
     *ret = d;
@@ -52,14 +52,15 @@ int kvd_daemon_connect(struct kvd_daemon *daemon)
     return pair[1];
 }
 
-void kvd_daemon_stop(struct kvd_daemon **daemon)
+int kvd_daemon_stop(struct kvd_daemon **daemon)
 {
     struct kvd_daemon *d = *daemon;
     if (!d) {
-        return;
+        return 0;
     }
     *daemon = NULL;
     kvd_local_stop(&d->local);
-    kvd_service_close(&d->service);
+    int err = kvd_service_close(&d->service);
     free(d);
+    return err;
 }

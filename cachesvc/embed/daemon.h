@@ -22,8 +22,9 @@ int kvd_daemon_start(const struct kvd_config *config, bool drop_dram, bool liste
  */
 int kvd_daemon_connect(struct kvd_daemon *daemon);
 
-/* Finishes what is under way, writes down what is queued, closes the store. Accepts NULL and a
- * pointer to NULL. */
-void kvd_daemon_stop(struct kvd_daemon **daemon);
+/* Finishes what is under way, writes down what is queued, closes the store. Accepts a pointer to
+ * NULL. -KVD_E_DEADLINE: a device did not answer, so threads of the daemon still run and use
+ * `config`: end the process at once, by _exit. */
+int kvd_daemon_stop(struct kvd_daemon **daemon);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "cachesvc/io/step.h"
 #include "proto/base/assert.h"
+#include "proto/base/protect.h"
 
 /* Interrupted steps in a row that are tried again; a request that never moves must end. */
 enum { STEP_RETRIES_MAX = 1000, DIRECT_ALIGN = 4096 };
@@ -128,7 +129,7 @@ bool kvd_io_step_end(struct kvd_io_request *req, int64_t outcome)
         return finish(req, past_end ? -KVD_E_IO : (int)outcome);
     }
     if (outcome == 0) {
-        return finish(req, -KVD_E_IO);
+        return finish(req, KVD_PROTECT(FILE_ENDS_TOO_EARLY) ? -KVD_E_IO : 0);
     }
     req->done_bytes += (uint64_t)outcome;
     KVD_ASSERT(req->done_bytes <= req->bytes);

@@ -264,8 +264,8 @@ static void settle_items(struct nvme *t, struct nvme_batch *b)
         if (!seg) {
             continue;
         }
-        int err = item->io.result;
-        err = err ? err : sync_result(b, seg);
+        int err = KVD_PROTECT(FAILED_WRITE_IS_SAID) ? item->io.result : 0;
+        err = err || !KVD_PROTECT(FAILED_SYNC_IS_SAID) ? err : sync_result(b, seg);
         item->req->result = err;
         if (err) {
             seg->appendable = false;

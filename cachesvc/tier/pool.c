@@ -386,7 +386,7 @@ void kvd_pool_set_nvme_segment(struct kvd_pool *pool, struct kvd_slot *slot, uin
 {
     pool_lock(pool);
     KVD_ASSERT(inside(slot)->pins > 0);
-    __atomic_store_n(&slot->meta.nvme_segment, segment, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->meta.nvme_segment, kvd_slot_segment(segment), __ATOMIC_RELAXED);
     if (inside(slot)->state == POOL_SLOT_READY) {
         pool_file_slot_meta(pool, inside(slot));
     }

@@ -52,9 +52,9 @@ struct kvd_addr {
 struct kvd_slot_meta {
     struct kvd_addr addr; /* of the record's only block (the dram tier keeps one block a slot) */
     struct kvd_group_id group;
-    uint32_t index;        /* in the chain */
     uint16_t scenario;     /* the longest class that used it */
-    uint64_t nvme_segment; /* where an indexed copy lies below: evicting loses nothing while that
+    uint32_t index;        /* in the chain */
+    uint32_t nvme_segment; /* where an indexed copy lies below: evicting loses nothing while that
                               segment is live. 0: none */
     uint32_t last_use_day;
     uint32_t created_day;
@@ -62,6 +62,13 @@ struct kvd_slot_meta {
     uint32_t header_bytes;  /* padded record header */
     uint32_t payload_bytes; /* raw payload, unpadded */
 };
+
+/* A segment's number as a slot remembers it, in half the bytes; beyond that the copy isn't
+ * remembered, and a block is written down again. */
+static inline uint32_t kvd_slot_segment(uint64_t segment)
+{
+    return segment <= UINT32_MAX ? (uint32_t)segment : 0;
+}
 
 /* Constant while the slot is pinned or FILLING by the caller, but for meta.scenario, .last_use_day,
  * .nvme_segment and `verified`, which another holder of a pin may change: kvd_pool_meta reads them

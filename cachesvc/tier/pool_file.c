@@ -389,7 +389,7 @@ bool pool_file_slot_read(const struct kvd_pool *pool, struct pool_slot *slot)
         .group = h.group,
         .index = h.index,
         .scenario = h.scenario,
-        .nvme_segment = h.nvme_segment,
+        .nvme_segment = kvd_slot_segment(h.nvme_segment),
         .last_use_day = h.last_use_day,
         .created_day = h.created_day,
         .put_id = h.put_id,

@@ -15,6 +15,7 @@
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 #define GROW_AGAIN_NS (10 * KVD_NS_PER_S)
 #define GROW_WAIT_NS (5 * KVD_NS_PER_S)
@@ -294,7 +295,7 @@ static struct pool_page *coldest_page(struct kvd_pool *pool, int not_class)
             if (best && page->used_tick >= best->used_tick) {
                 break; /* the rest of this class was used later still */
             }
-            if (page->busy == 0) {
+            if (page->busy == 0 || !KVD_PROTECT(BUSY_PAGE_STAYS)) {
                 best = page;
                 break;
             }

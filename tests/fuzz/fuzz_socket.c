@@ -86,7 +86,7 @@ static int remove_one(const char *path, const struct stat *st, int flag, struct 
 static void stop(void)
 {
     kvd_local_stop(&d.local);
-    kvd_service_close(&d.service);
+    (void)kvd_service_close(&d.service);
     kvd_config_fini(&d.config);
     (void)nftw(d.folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }

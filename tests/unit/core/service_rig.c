@@ -128,7 +128,7 @@ void rig_close(struct rig *rig)
     }
     rig_disconnect(rig);
     (void)munmap((void *)rig->pool, rig->pool_bytes);
-    kvd_service_close(&rig->service);
+    assert_int_equal(kvd_service_close(&rig->service), 0);
 }
 
 /* ---- prompts and payloads ---- */

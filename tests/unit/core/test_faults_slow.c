@@ -185,6 +185,72 @@ static void r_hung_writes(void **state)
     assert_sound(rig);
 }
 
+/* ---- stopping ---- */
+
+/* Stops while a device hangs: it doesn't take longer than the options say. When the device is back,
+ * it can be ended well. */
+static void stop_with(struct rig *rig, int held, uint64_t n)
+{
+    rig->config.stop_patience = 100; /* ms */
+    assert_true(fault_wait_held(held, n));
+    rig_disconnect(rig);
+    assert_int_equal(kvd_service_close(&rig->service), -KVD_E_DEADLINE);
+    assert_non_null(rig->service);
+    rig->config.stop_patience = 20000;
+    fault_release(held);
+    rig_close(rig);
+    rig_open(rig, true);
+}
+
+static void r_stop_during_a_write_that_hangs(void **state)
+{
+    struct rig *rig = *state;
+    uint32_t tokens[TOKENS];
+    rig_tokens(10, TOKENS, tokens);
+    rig_open(rig, false);
+    int held = fault_hold(FAULT_WRITE, ".seg");
+    assert_int_equal(rig_put_unwritten(rig, "", "chat", tokens, N), N);
+    stop_with(rig, held, 1);
+    assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
+    assert_sound(rig);
+}
+
+static void r_stop_during_reads_that_hang(void **state)
+{
+    struct rig *rig = *state;
+    uint32_t tokens[TOKENS];
+    uint32_t good = 0;
+    rig_tokens(11, TOKENS, tokens);
+    put_below(rig, tokens);
+    int held = fault_hold(FAULT_READ, ".seg");
+    struct rig_answer *a = rig_load_begin(rig, kvd_mono_ns() + 50 * KVD_NS_PER_MS);
+    assert_int_equal(rig_load_end(&a, &good), -KVD_E_DEADLINE);
+    stop_with(rig, held, N);
+    assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
+    assert_sound(rig);
+}
+
+static void r_stop_during_a_seal_that_hangs(void **state)
+{
+    struct rig *rig = *state;
+    uint32_t tokens[TOKENS];
+    rig_tokens(12, TOKENS, tokens);
+    rig_open(rig, false);
+    assert_int_equal(rig_put(rig, "", "chat", tokens, N), N);
+    rig_settle(rig);
+    int held = fault_hold(FAULT_TRUNCATE, ".seg");
+    rig->config.stop_patience = 100;
+    rig_disconnect(rig);
+    assert_int_equal(kvd_service_close(&rig->service), -KVD_E_DEADLINE);
+    assert_true(fault_wait_held(held, 1));
+    rig->config.stop_patience = 20000;
+    fault_release(held);
+    rig_close(rig);
+    rig_open(rig, true);
+    assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
+    assert_sound(rig);
+}
+
 #define TEST(name)                                                                                 \
     {                                                                                              \
 #name, name, setup, teardown, NULL                                                         \
@@ -195,6 +261,9 @@ static const struct CMUnitTest tests[] = {
     TEST(r_client_gone_during_slow_reads),
     TEST(r_slow_open),
     TEST(r_hung_writes),
+    TEST(r_stop_during_a_write_that_hangs),
+    TEST(r_stop_during_reads_that_hang),
+    TEST(r_stop_during_a_seal_that_hangs),
 };
 
 KVD_TEST_MAIN(tests)

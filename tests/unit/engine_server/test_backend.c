@@ -273,7 +273,7 @@ static void node_down(struct node *n)
     kvd_server_stop(&n->server);
     kvd_engine_close(&n->engine);
     kvd_client_close(&n->client);
-    kvd_daemon_stop(&n->daemon);
+    assert_int_equal(kvd_daemon_stop(&n->daemon), 0);
     (void)unlink(n->config.dram_path);
     kvd_config_fini(&n->config);
     (void)snprintf(command, sizeof(command), "rm -rf %s", n->folder);

@@ -61,7 +61,7 @@ static void node_up(struct node *n, const char *name)
 
 static void node_down(struct node *n)
 {
-    kvd_daemon_stop(&n->daemon);
+    assert_int_equal(kvd_daemon_stop(&n->daemon), 0);
     (void)unlink(n->config.dram_path);
     kvd_config_fini(&n->config);
     (void)close(n->log_fd);
@@ -290,7 +290,7 @@ static int kill_daemon(uint32_t id, void *user)
 {
     struct killer *k = user;
     if (++k->calls == k->at) {
-        kvd_daemon_stop(&k->node->daemon);
+        assert_int_equal(kvd_daemon_stop(&k->node->daemon), 0);
     }
     return 0;
 }

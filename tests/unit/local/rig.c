@@ -55,7 +55,7 @@ void rig_start(struct rig *rig)
 
 void rig_stop(struct rig *rig)
 {
-    kvd_daemon_stop(&rig->daemon);
+    assert_int_equal(kvd_daemon_stop(&rig->daemon), 0);
 }
 
 static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)

@@ -362,6 +362,33 @@ static void test_walk_and_scenarios(void **state)
     fixture_end(&f);
 }
 
+/* A slot that a device is still filling: whatever else wants room, nobody gets it, its page keeps
+ * its class, and its generation stays. */
+static void r_slot_that_is_being_filled(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct kvd_pool_stat st;
+    struct kvd_slot *filling;
+    fixture_begin(&f, 16 * MIB);
+    fixture_open(&f);
+    assert_int_equal(kvd_pool_alloc(f.pool, HEADER_BYTES + 60000, 0, &filling), 0);
+    const uint32_t generation = filling->generation;
+    bytes_write(filling->base, HEADER_BYTES + 60000, 1);
+    uint32_t n = 2;
+    do { /* another class, until pages had to change theirs */
+        assert_int_equal(block_put_unpinned(f.pool, n, n % 2 ? 1500000 : 5000), 0);
+        kvd_pool_stat(f.pool, &st);
+    } while (n++ < 4000 || st.evicted_blocks < 1000);
+    assert_true(bytes_right(filling->base, HEADER_BYTES + 60000, 1));
+    assert_int_equal(filling->generation, generation);
+    const struct kvd_slot_meta meta = meta_of(1, 60000);
+    assert_int_equal(kvd_pool_publish(f.pool, filling, &meta), 0);
+    kvd_pool_unpin(f.pool, filling);
+    assert_true(block_there(f.pool, 1));
+    fixture_end(&f);
+}
+
 static void test_pages_for_registering(void **state)
 {
     (void)state;
@@ -403,6 +430,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_class_takes_over_cold_pages),
     cmocka_unit_test(test_generation_survives_class_change),
     cmocka_unit_test(test_walk_and_scenarios),
+    cmocka_unit_test(r_slot_that_is_being_filled),
     cmocka_unit_test(test_pages_for_registering),
     cmocka_unit_test(test_ram_per_block),
 };

@@ -63,7 +63,7 @@ static void test_warm_restart(void **state)
     put_many(&f, 100, 110, 1500000);
     struct kvd_slot *slot = block_pin(f.pool, 7);
     const uint32_t generation = slot->generation;
-    kvd_pool_set_nvme_segment(f.pool, slot, UINT64_C(1) << 40);
+    kvd_pool_set_nvme_segment(f.pool, slot, UINT32_MAX - 1);
     kvd_pool_unpin(f.pool, slot);
     slot = block_pin(f.pool, 8);
     kvd_pool_remove(f.pool, slot);
@@ -87,7 +87,7 @@ static void test_warm_restart(void **state)
     }
     assert_false(block_there(f.pool, 8)); /* what was removed stays so */
     slot = block_pin(f.pool, 7);
-    assert_int_equal(slot->meta.nvme_segment, UINT64_C(1) << 40);
+    assert_int_equal(slot->meta.nvme_segment, UINT32_MAX - 1);
     assert_int_equal(slot->generation, generation);
     assert_false(slot->verified);
     kvd_pool_set_verified(f.pool, slot);
