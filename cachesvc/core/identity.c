@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -14,8 +13,6 @@
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/protect.h"
-
-enum { IDENTITY_FILE_MAX = 512, IDENTITY_FORMAT = 1 };
 
 /* The name of a new folder must outlive a power cut, or all in it is gone. */
 static int sync_parent(struct kvd_io *io, const char *path)
@@ -99,37 +96,6 @@ static int lock_folder(int dir, const char *folder, struct kvd_diag *diag)
     return fd;
 }
 
-static int parse_identity(const char *text, size_t n, const char *folder, struct kvd_diag *diag,
-                          struct kvd_identity *ret)
-{
-    char store[2 * KVD_STORE_ID_BYTES + 1];
-    unsigned format = 0;
-    struct kvd_identity id = {0};
-    uint64_t sum = 0;
-    int sum_at = 0;
-    int got = sscanf(text,
-                     "kvdepot-identity %u\nstore %32[0-9a-f]\nseed %16" SCNx64 "\nboot %20" SCNu64
-                     "\n%nsum %16" SCNx64,
-                     &format, store, &id.seed, &id.boot, &sum_at, &sum);
-    if (got >= 1 && format > IDENTITY_FORMAT) {
-        return kvd_fail(diag, -KVD_E_NEWER,
-                        "%s/IDENTITY has format %u, this version reads %d; use a newer kvdepotd",
-                        folder, format, IDENTITY_FORMAT);
-    }
-    size_t hex = 0;
-    if (got != 5 || (size_t)sum_at > n || kvd_sum(text, (uint64_t)sum_at) != sum ||
-        sodium_hex2bin(id.store.b, sizeof(id.store.b), store, strlen(store), NULL, &hex, NULL) ||
-        hex != sizeof(id.store.b)) {
-        return kvd_fail(
-            diag, -KVD_E_CORRUPT,
-            "%s/IDENTITY is damaged; restore it from another folder of the same store, or "
-            "move the folder away to start an empty store",
-            folder);
-    }
-    *ret = id;
-    return 0;
-}
-
 /* 0, -ENOENT, or why not. */
 static int read_identity(int dir, const char *folder, struct kvd_diag *diag,
                          struct kvd_identity *ret)
@@ -141,28 +107,22 @@ static int read_identity(int dir, const char *folder, struct kvd_diag *diag,
                               : kvd_fail(diag, err, "%s/IDENTITY can't be opened: %s", folder,
                                          kvd_strerror(err));
     }
-    char text[IDENTITY_FILE_MAX + 1];
-    ssize_t n = read(fd, text, IDENTITY_FILE_MAX);
+    char text[KVD_IDENTITY_TEXT_MAX + 1];
+    ssize_t n = read(fd, text, KVD_IDENTITY_TEXT_MAX);
     if (n < 0) {
         int err = -errno;
         return kvd_fail(diag, err, "%s/IDENTITY can't be read: %s", folder, kvd_strerror(err));
     }
     text[n] = 0;
-    return parse_identity(text, (size_t)n, folder, diag, ret);
+    return kvd_identity_parse(text, (size_t)n, folder, diag, ret);
 }
 
 static int write_identity(struct kvd_io *io, int dir, const char *folder,
                           const struct kvd_identity *id, struct kvd_diag *diag)
 {
-    char store[2 * KVD_STORE_ID_BYTES + 1];
-    char text[IDENTITY_FILE_MAX];
-    kvd_hex(id->store.b, KVD_STORE_ID_BYTES, store);
-    int n = snprintf(text, sizeof(text),
-                     "kvdepot-identity %d\nstore %s\nseed %016" PRIx64 "\nboot %" PRIu64 "\n",
-                     IDENTITY_FORMAT, store, id->seed, id->boot);
-    n += snprintf(text + n, sizeof(text) - (size_t)n, "sum %016" PRIx64 "\n",
-                  kvd_sum(text, (uint64_t)n));
-    int err = kvd_io_file_replace(io, dir, "IDENTITY", text, (uint64_t)n);
+    char text[KVD_IDENTITY_TEXT_MAX];
+    const size_t n = kvd_identity_print(id, text);
+    int err = kvd_io_file_replace(io, dir, "IDENTITY", text, n);
     return err ? kvd_fail(diag, err, "%s/IDENTITY can't be written: %s", folder, kvd_strerror(err))
                : 0;
 }

@@ -1,12 +1,5 @@
 /*
- * IDENTITY: who a folder belongs to. A small text file in every folder of a store, written by
- * rename and fsynced:
- *
- *     kvdepot-identity 1
- *     store 0123…            16 bytes in hex, drawn at first start
- *     seed 0123…             of the keys, 8 bytes in hex, drawn at first start
- *     boot 7                 number of starts; the epoch in segment names (only in the store's own
- * folder) sum 0123…              XXH3-64 of the lines above
+ * IDENTITY in every folder of a store (proto/format/identity.h): written by rename and fsynced.
  *
  * A folder whose IDENTITY is another store's is refused. An flock on LOCK keeps a second daemon
  * out.
@@ -18,13 +11,7 @@
 
 #include "cachesvc/io/io.h"
 #include "proto/base/error.h"
-#include "proto/format/segment.h"
-
-struct kvd_identity {
-    struct kvd_store_id store;
-    uint64_t seed;
-    uint64_t boot;
-};
+#include "proto/format/identity.h"
 
 /* Makes the folder (with parents) if it is missing, locks it, and reads or draws the identity; boot
  * is raised by one and durable on return, as is the name of the folder `inner` in it, which is made

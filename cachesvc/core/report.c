@@ -342,19 +342,39 @@ static int report_options(struct kvd_service *s, json_t **ret)
     return 0;
 }
 
+static int report_make(struct kvd_service *service, const char *what, const char *by,
+                       const char *window, struct kvd_diag *diag, json_t **ret)
+{
+    if (strcmp(what, "status") == 0) {
+        return report_status(service, ret);
+    }
+    if (strcmp(what, "hitrate") == 0) {
+        return report_hitrate(service, by, window, diag, ret);
+    }
+    if (strcmp(what, "options") == 0) {
+        return report_options(service, ret);
+    }
+    if (strcmp(what, "verify") == 0) {
+        return report_verify(service, ret);
+    }
+    if (strcmp(what, "identity") == 0) {
+        *ret = report_identity(service);
+        return 0;
+    }
+    if (strcmp(what, "block") == 0) {
+        return report_block(service, by, diag, ret);
+    }
+    return kvd_fail(diag, -KVD_E_BAD_REQUEST,
+                    "report '%.32s': status, hitrate, verify, options, identity or block are known",
+                    what);
+}
+
 int kvd_service_report(struct kvd_service *service, const char *what, const char *by,
                        const char *window, struct kvd_diag *diag, char **ret_json)
 {
     KVD_MAGIC_CHECK(service, SERVICE_MAGIC);
     json_t *root = NULL;
-    int err = strcmp(what, "status") == 0 ? report_status(service, &root)
-              : strcmp(what, "hitrate") == 0
-                  ? report_hitrate(service, by ? by : "", window ? window : "", diag, &root)
-              : strcmp(what, "options") == 0 ? report_options(service, &root)
-              : strcmp(what, "verify") == 0
-                  ? report_verify(service, &root)
-                  : kvd_fail(diag, -KVD_E_BAD_REQUEST,
-                             "report '%.32s': status, hitrate, verify or options are known", what);
+    int err = report_make(service, what, by ? by : "", window ? window : "", diag, &root);
     if (err) {
         return err;
     }

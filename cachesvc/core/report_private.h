@@ -17,4 +17,11 @@ void report_scrub_problems(struct kvd_service *service, json_t *list);
 /* The course of the latest round, and every quarantined record. 0 or -ENOMEM. */
 int report_verify(struct kvd_service *service, json_t **ret);
 
+/* The store's id and the seed of its keys. NULL: no memory. */
+json_t *report_identity(struct kvd_service *service);
+/* What is stored under an address, "KEY/RANK/INDEX/GROUP/SPACE/TENANT". -KVD_E_BAD_REQUEST,
+ * -KVD_E_IO; *ret NULL: no memory. */
+int report_block(struct kvd_service *service, const char *address, struct kvd_diag *diag,
+                 json_t **ret);
+
 #endif

@@ -145,8 +145,8 @@ void kvd_service_drop(struct kvd_session *session, const struct kvd_prompt_ref *
 int kvd_service_verify(struct kvd_service *service, const char *tier, uint64_t rate,
                        struct kvd_diag *diag, uint64_t *ret_round);
 
-/* Report as JSON text (caller frees): what is "status", "hitrate", "verify" or "options".
- * -KVD_E_BAD_REQUEST names the argument. */
+/* Report as JSON text (caller frees): what is "status", "hitrate", "verify", "options", "identity"
+ * or "block" (by: "KEY/RANK/INDEX/GROUP/SPACE/TENANT"). -KVD_E_BAD_REQUEST names the argument. */
 int kvd_service_report(struct kvd_service *service, const char *what, const char *by,
                        const char *window, struct kvd_diag *diag, char **ret_json);
 

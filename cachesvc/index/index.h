@@ -68,6 +68,10 @@ int kvd_index_lookup(struct kvd_index *index, const struct kvd_key *keys, uint32
                      uint32_t n, uint16_t rank, struct kvd_index_entry *ret_entries,
                      uint8_t *ret_found);
 
+/* One block by its full name, away from any chain. *ret_found as above. 0 or -KVD_E_IO. */
+int kvd_index_lookup_id(struct kvd_index *index, const struct kvd_index_id *id,
+                        struct kvd_index_entry *ret_entry, uint8_t *ret_found);
+
 /* ---- changes (queued) ---- */
 
 typedef void kvd_index_done_fn(int result, void *user); /* on the writer thread; must be short */

@@ -73,17 +73,34 @@ static uint8_t find(struct kvd_index *index, rocksdb_iterator_t *it, const uint8
     return sibling || is_sibling(index, it, want) ? KVD_INDEX_SIBLING : KVD_INDEX_ABSENT;
 }
 
+/* NULL: the store is closed. Ends with end(). */
+static rocksdb_iterator_t *begin(struct kvd_index *index)
+{
+    const struct index_store *s = &index->store;
+    if (!index_store_get(index)) {
+        return NULL;
+    }
+    return rocksdb_create_iterator_cf(s->db, s->read_group, s->families[FAMILY_BLOCKS]);
+}
+
+static int end(struct kvd_index *index, rocksdb_iterator_t *it)
+{
+    char *error = NULL;
+    rocksdb_iter_get_error(it, &error);
+    rocksdb_iter_destroy(it);
+    index_store_put(index);
+    return error ? index_read_failed(index, error) : 0;
+}
+
 int kvd_index_lookup(struct kvd_index *index, const struct kvd_key *keys, uint32_t first,
                      uint32_t n, uint16_t rank, struct kvd_index_entry *ret_entries,
                      uint8_t *ret_found)
 {
     KVD_MAGIC_CHECK(index, INDEX_MAGIC);
-    const struct index_store *s = &index->store;
-    if (!index_store_get(index)) {
+    rocksdb_iterator_t *it = begin(index);
+    if (!it) {
         return -KVD_E_IO;
     }
-    rocksdb_iterator_t *it =
-        rocksdb_create_iterator_cf(s->db, s->read_group, s->families[FAMILY_BLOCKS]);
     for (uint32_t i = 0; i < n; i++) {
         struct kvd_index_id id = {.index = first + i, .key = keys[first + i], .rank = rank};
         uint8_t want[KVD_ENTRY_KEY_BYTES];
@@ -95,9 +112,21 @@ int kvd_index_lookup(struct kvd_index *index, const struct kvd_key *keys, uint32
         memset(&ret_entries[i], 0, sizeof(ret_entries[i]));
         ret_found[i] = find(index, it, want, &ret_entries[i]);
     }
-    char *error = NULL;
-    rocksdb_iter_get_error(it, &error);
-    rocksdb_iter_destroy(it);
-    index_store_put(index);
-    return error ? index_read_failed(index, error) : 0;
+    return end(index, it);
+}
+
+int kvd_index_lookup_id(struct kvd_index *index, const struct kvd_index_id *id,
+                        struct kvd_index_entry *ret_entry, uint8_t *ret_found)
+{
+    KVD_MAGIC_CHECK(index, INDEX_MAGIC);
+    uint8_t want[KVD_ENTRY_KEY_BYTES];
+    rocksdb_iterator_t *it = begin(index);
+    if (!it) {
+        return -KVD_E_IO;
+    }
+    kvd_entry_key_encode(id, want);
+    rocksdb_iter_seek(it, (const char *)want, KVD_ENTRY_PLACE_BYTES);
+    memset(ret_entry, 0, sizeof(*ret_entry));
+    *ret_found = find(index, it, want, ret_entry);
+    return end(index, it);
 }

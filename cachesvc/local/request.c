@@ -15,7 +15,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "token ids are little-endian in the request area and copied as they are");
 
-enum { SCENARIO_NAME_MAX = 255, REPORT_ARG_MAX = 64, REPLY_OVERHEAD_BYTES = 256 };
+enum { SCENARIO_NAME_MAX = 255, REPLY_OVERHEAD_BYTES = 256 };
 
 /* ---- hello */
 
@@ -319,10 +319,10 @@ static int admin_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__A
                         struct kvd_diag *diag)
 {
     KVD_AUTOFREE char *json = NULL;
-    if (strlen(msg->what) > REPORT_ARG_MAX || strlen(msg->by) > REPORT_ARG_MAX ||
-        strlen(msg->window) > REPORT_ARG_MAX) {
+    if (strlen(msg->what) > KVD_WIRE_REPORT_ARG_MAX || strlen(msg->by) > KVD_WIRE_REPORT_ARG_MAX ||
+        strlen(msg->window) > KVD_WIRE_REPORT_ARG_MAX) {
         return kvd_fail(diag, -KVD_E_BAD_REQUEST, "report: an argument is longer than %d bytes",
-                        REPORT_ARG_MAX);
+                        KVD_WIRE_REPORT_ARG_MAX);
     }
     int err =
         kvd_service_report(conn->local->service, msg->what, msg->by, msg->window, diag, &json);

@@ -8,8 +8,6 @@
 
 #include "client/src/internal.h"
 
-enum { REPORT_ARG_MAX = 64 };
-
 int kvd_simple_call_locked(struct kvd_client *c, enum kvd_call_op op, uint64_t budget_ns,
                            Kvd__Wire__Request *req, struct kvd_call **ret)
 {
@@ -48,10 +46,10 @@ int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rate_bytes_
     struct kvd_call *call = NULL;
     body.tier = (char *)(tier ? tier : "");
     body.rate = rate_bytes_per_s;
-    if (strlen(body.tier) > REPORT_ARG_MAX) {
+    if (strlen(body.tier) > KVD_WIRE_REPORT_ARG_MAX) {
         return kvd_client_fail(client, KVD_BAD_REQUEST,
                                "verify: the name of a tier is longer than %d bytes",
-                               REPORT_ARG_MAX);
+                               KVD_WIRE_REPORT_ARG_MAX);
     }
     req.body_case = KVD__WIRE__REQUEST__BODY_VERIFY;
     req.verify = &body;
@@ -127,10 +125,11 @@ int kvd_report(struct kvd_client *client, const char *what, const char *by, cons
     body.what = (char *)(what ? what : "");
     body.by = (char *)(by ? by : "");
     body.window = (char *)(window ? window : "");
-    if (strlen(body.what) > REPORT_ARG_MAX || strlen(body.by) > REPORT_ARG_MAX ||
-        strlen(body.window) > REPORT_ARG_MAX) {
+    if (strlen(body.what) > KVD_WIRE_REPORT_ARG_MAX || strlen(body.by) > KVD_WIRE_REPORT_ARG_MAX ||
+        strlen(body.window) > KVD_WIRE_REPORT_ARG_MAX) {
         return kvd_client_fail(client, KVD_BAD_REQUEST,
-                               "report: an argument is longer than %d bytes", REPORT_ARG_MAX);
+                               "report: an argument is longer than %d bytes",
+                               KVD_WIRE_REPORT_ARG_MAX);
     }
     req.body_case = KVD__WIRE__REQUEST__BODY_ADMIN;
     req.admin = &body;

@@ -18,6 +18,7 @@
 #include "engine/session/engine.h"
 #include "proto/base/assert.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 struct run {
     struct kvd_engine *engine;
@@ -173,8 +174,9 @@ static void put_full(struct run *r)
     const struct kvd_prompt prompt = prompt_of(r, full * KVD_ENGINE_BLOCK_TOKENS);
     const struct kvd_kv_view kv = view(r);
     uint32_t stored = 0;
-    r->put_ended =
-        !kvd_cache_put(&r->engine->cache, &prompt, &kv, r->put_to, full - r->put_to, &stored);
+    const bool put =
+        kvd_cache_put(&r->engine->cache, &prompt, &kv, r->put_to, full - r->put_to, &stored);
+    r->put_ended = !put && KVD_PROTECT(PUT_ENDS);
     r->report.put_blocks += stored;
     r->put_to = full;
 }

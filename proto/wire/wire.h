@@ -20,6 +20,7 @@ enum {
     KVD_WIRE_STAGING_SLOTS = 16,
     KVD_WIRE_PROMPT_TOKENS_MAX = 512 << 10,
     KVD_WIRE_REPORT_MAX = 64 << 20, /* bytes of JSON text */
+    KVD_WIRE_REPORT_ARG_MAX = 256,  /* bytes of an argument of a report */
 };
 
 /* Tiers as numbers on the wire and in counters, fastest first. NONE is a miss. */

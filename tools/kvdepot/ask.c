@@ -28,10 +28,10 @@ static int complain_unreachable(const char *what, const char *detail)
     return KVD_EXIT_UNREACHABLE;
 }
 
-int kvd_ask_open(const char *socket_path, const char *what, struct kvd_client **ret_client)
+int kvd_ask_open(const char *socket_path, const char *name, struct kvd_client **ret_client)
 {
     if (strlen(socket_path) > SOCKET_PATH_MAX) {
-        return kvd_complain(KVD_EXIT_USAGE, what,
+        return kvd_complain(KVD_EXIT_USAGE, name,
                             "the path of a Unix socket has at most 107 bytes: name a shorter one "
                             "with --socket");
     }
@@ -43,7 +43,7 @@ int kvd_ask_open(const char *socket_path, const char *what, struct kvd_client **
     if (err) {
         struct kvd_diag diag = {0};
         (void)kvd_fail(&diag, err, "%s: %s", socket_path, kvd_status_text(err));
-        return kvd_complain(KVD_EXIT_USAGE, what, diag.text);
+        return kvd_complain(KVD_EXIT_USAGE, name, diag.text);
     }
     return KVD_EXIT_OK;
 }
@@ -57,17 +57,17 @@ int kvd_ask_complain(struct kvd_client *client, const char *what, int err)
                         kvd_client_message(client));
 }
 
-int kvd_ask_report(struct kvd_client *client, const char *what, const char *by, const char *window,
-                   json_t **ret_report)
+int kvd_ask_report(struct kvd_client *client, const char *name, const char *what, const char *by,
+                   const char *window, json_t **ret_report)
 {
     KVD_AUTOFREE char *text = NULL;
     int err = kvd_report(client, what, by, window, &text);
     if (err) {
-        return kvd_ask_complain(client, what, err);
+        return kvd_ask_complain(client, name, err);
     }
     struct kvd_diag diag = {0};
     return kvd_report_parse(text, ret_report, &diag)
-               ? kvd_complain(KVD_EXIT_FAILED, what, diag.text)
+               ? kvd_complain(KVD_EXIT_FAILED, name, diag.text)
                : KVD_EXIT_OK;
 }
 
@@ -77,8 +77,8 @@ int kvd_ask(const char *socket_path, const char *what, const char *by, const cha
     struct kvd_client *client = NULL;
     int status = kvd_ask_open(socket_path, what, &client);
     if (status == KVD_EXIT_OK) {
-        status = kvd_ask_report(client, what, by, window, ret_report);
-        kvd_client_close(&client);
+        status = kvd_ask_report(client, what, what, by, window, ret_report);
     }
+    kvd_client_close(&client);
     return status;
 }

@@ -14,12 +14,13 @@
 int kvd_ask(const char *socket_path, const char *what, const char *by, const char *window,
             json_t **ret_report);
 
-/* The same in two steps, for who asks more than once. A client is opened without a daemon too. */
-int kvd_ask_open(const char *socket_path, const char *what, struct kvd_client **ret_client);
-int kvd_ask_report(struct kvd_client *client, const char *what, const char *by, const char *window,
-                   json_t **ret_report);
+/* The same in two steps, for more than one question. name: the subcommand's, for what is said. A
+ * client is opened without a daemon too; the caller closes it. */
+int kvd_ask_open(const char *socket_path, const char *name, struct kvd_client **ret_client);
+int kvd_ask_report(struct kvd_client *client, const char *name, const char *what, const char *by,
+                   const char *window, json_t **ret_report);
 /* Says why a call of the client failed; returns the exit status that goes with it. */
-int kvd_ask_complain(struct kvd_client *client, const char *what, int err);
+int kvd_ask_complain(struct kvd_client *client, const char *name, int err);
 
 /* "kvdepot NAME: TEXT" on standard error; returns `exit_status`. */
 int kvd_complain(int exit_status, const char *name, const char *text);

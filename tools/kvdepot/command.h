@@ -25,6 +25,7 @@ extern const struct kvd_command kvd_command_status;
 extern const struct kvd_command kvd_command_hitrate;
 extern const struct kvd_command kvd_command_verify;
 extern const struct kvd_command kvd_command_purge;
+extern const struct kvd_command kvd_command_key;
 extern const struct kvd_command kvd_command_bench;
 
 #define KVD_DEFAULT_SOCKET "/run/kvdepot/kvdepotd.sock"

@@ -11,11 +11,8 @@
 #include "tools/kvdepot/command.h"
 
 static const struct kvd_command *const commands[] = {
-    &kvd_command_status,
-    &kvd_command_hitrate,
-    &kvd_command_verify,
-    &kvd_command_purge,
-    &kvd_command_bench,
+    &kvd_command_status, &kvd_command_hitrate, &kvd_command_key,
+    &kvd_command_verify, &kvd_command_purge,   &kvd_command_bench,
 };
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };

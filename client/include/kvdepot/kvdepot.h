@@ -362,9 +362,11 @@ KVD_API void kvd_stats(struct kvd_client *client, struct kvd_stats *ret_stats);
 KVD_API int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rate_bytes_per_s,
                        uint64_t *ret_round);
 
-/* Asks the daemon for a report as JSON text: what is "status", "hitrate", "verify" or "options"; by
- * and window as of `kvdepot hitrate` (NULL or ""). The text is the caller's: free().
- * KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST. */
+/* Asks the daemon for a report as JSON text: what is "status", "hitrate" (by and window as of
+ * `kvdepot hitrate`), "verify", "options", "identity" (the store's id, and the seed of its keys),
+ * or "block" (what is stored of one block, by its address "KEY/RANK/INDEX/GROUP/SPACE/TENANT", key
+ * and group in hex; not counted as a look-up). by and window: NULL or "" where a report takes none.
+ * The text is the caller's: free(). KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST. */
 KVD_API int kvd_report(struct kvd_client *client, const char *what, const char *by,
                        const char *window, char **ret_json);
 

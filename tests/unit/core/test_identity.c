@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -418,6 +419,91 @@ static void r_same_tokens_after_another_beginning(void **state)
     rig_fini(&rig);
 }
 
+/* ---- what is stored under an address ---- */
+
+static const char *address_of(struct rig *rig, const uint32_t *tokens, uint32_t index,
+                              char text[220])
+{
+    struct kvd_key keys[N];
+    struct kvd_key root;
+    struct kvd_digest none;
+    struct kvd_group_id group;
+    char key_hex[KVD_KEY_HEX];
+    char group_hex[2 * KVD_GROUP_ID_BYTES + 1];
+    char space_hex[KVD_DIGEST_HEX];
+    char tenant_hex[KVD_DIGEST_HEX];
+    uint64_t seed = 0;
+    char *json = NULL;
+    struct kvd_diag diag = {{0}};
+    assert_int_equal(kvd_service_report(rig->service, "identity", "", "", &diag, &json), 0);
+    const char *at = strstr(json, "\"seed\":\"");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "\"seed\":\"%" SCNx64, &seed), 1);
+    free(json);
+    kvd_tenant_digest("", 0, &none);
+    kvd_key_root(seed, &rig->space.space, &none, NULL, &root);
+    kvd_key_chain(seed, &root, tokens, RIG_BLOCK_TOKENS, N, keys);
+    kvd_group_of(keys, index, &group);
+    kvd_hex(keys[index].b, KVD_KEY_BYTES, key_hex);
+    kvd_hex(group.b, KVD_GROUP_ID_BYTES, group_hex);
+    kvd_hex(rig->space.space.b, KVD_DIGEST_BYTES, space_hex);
+    kvd_hex(none.b, KVD_DIGEST_BYTES, tenant_hex);
+    (void)snprintf(text, 220, "%s/%u/%u/%s/%s/%s", key_hex, rig->rank, index, group_hex, space_hex,
+                   tenant_hex);
+    return text;
+}
+
+static void block_says(struct rig *rig, const char *address, const char *words)
+{
+    char *json = NULL;
+    struct kvd_diag diag = {{0}};
+    assert_int_equal(kvd_service_report(rig->service, "block", address, "", &diag, &json), 0);
+    if (!strstr(json, words)) {
+        fail_msg("%s doesn't say %s", json, words);
+    }
+    free(json);
+}
+
+/* Asking is not using: no look-up is counted, nothing is read into dram. */
+static void report_of_a_block(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"", "abc", "/0/0/", "zz/0/0/00"};
+    struct rig rig;
+    char text[220];
+    uint32_t tokens[TOKENS];
+    uint32_t other[TOKENS];
+    rig_tokens(12, TOKENS, tokens);
+    memcpy(other, tokens, sizeof(other));
+    other[3 * RIG_BLOCK_TOKENS]++;
+    rig_begin(&rig);
+    block_says(&rig, address_of(&rig, tokens, 3, text), "\"missing\":\"never_seen\"");
+    assert_int_equal(rig_put(&rig, "", "chat", tokens, N), N);
+    rig_settle(&rig);
+    block_says(&rig, address_of(&rig, tokens, 3, text), "\"tier\":\"dram\"");
+    block_says(&rig, text, "\"segment\":");
+    block_says(&rig, text, "\"scenario\":\"chat\"");
+    block_says(&rig, address_of(&rig, other, 3, text), "\"missing\":\"diverged\"");
+    rig.rank = 1;
+    block_says(&rig, address_of(&rig, tokens, 3, text), "\"missing\":\"never_seen\"");
+    rig.rank = 0;
+    rig_close(&rig);
+    rig_open(&rig, true);
+    for (int i = 0; i < 2; i++) {
+        block_says(&rig, address_of(&rig, tokens, 3, text), "\"tier\":\"nvme\"");
+        block_says(&rig, text, "\"dram\":null");
+    }
+    assert_int_equal(rig_number(&rig, "hitrate", "", "rows.0.lookups"), 0);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        char *json = NULL;
+        struct kvd_diag diag = {{0}};
+        assert_int_equal(kvd_service_report(rig.service, "block", wrong[i], "", &diag, &json),
+                         -KVD_E_BAD_REQUEST);
+        says(&diag, "KEY/RANK/INDEX/GROUP/SPACE/TENANT");
+    }
+    rig_fini(&rig);
+}
+
 /* ---- holes ---- */
 
 enum { IN_DRAM, BELOW, HEAD_BELOW, WAYS };
@@ -504,6 +590,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(r_look_alike_key),
     cmocka_unit_test(r_look_alike_tokens),
     cmocka_unit_test(r_same_tokens_after_another_beginning),
+    cmocka_unit_test(report_of_a_block),
     cmocka_unit_test(r_hole_in_the_prefix),
     cmocka_unit_test(r_bad_block_in_the_prefix),
 };

@@ -33,6 +33,7 @@ run_is 3 "usage: kvdepot COMMAND"
 run_is 0 "usage: kvdepot COMMAND" --help
 run_is 0 "usage: kvdepot status" status --help
 run_is 0 "usage: kvdepot hitrate" hitrate --help
+run_is 0 "usage: kvdepot key" key --help
 run_is 0 "usage: kvdepot bench" bench --help
 run_is 3 "there is no command 'nonsense'" nonsense
 run_is 3 "no option --nonsense" status --nonsense
