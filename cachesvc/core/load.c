@@ -34,6 +34,7 @@ struct load_job {
     struct lease *lease;
     uint32_t first;
     uint32_t n;
+    bool place;
     struct kvd_watched watched;
     bool late; /* answered by the watch. Known from the end of the reads on */
     atomic_uint reads_left;
@@ -60,6 +61,7 @@ static void load_end(struct load_job *job, int result, uint32_t good)
     struct kvd_session *session = lease->session;
     (void)pthread_mutex_lock(&service->mtx);
     lease->deadline_ns = kvd_mono_ns() + service->config->client_copy_lease * KVD_NS_PER_MS;
+    lease->swept = lease->expired;
     (void)pthread_mutex_unlock(&service->mtx);
     lease_unclaim(lease);
     if (!job->late) {
@@ -187,34 +189,31 @@ static enum load_step load_prepare_fetch(struct load_job *job, uint32_t i)
     return LOAD_FETCH;
 }
 
-/* Decides one block's way. What it pins, or will pin, is charged to the client. */
+/* Decides one block's way. What it pins, or will pin, counts against the limits. */
 static enum load_step load_step_of(struct load_job *job, uint32_t i)
 {
     struct lease *lease = job->lease;
     uint32_t index = job->first + i;
-    uint64_t bytes = lease->prompt.space->extent_bytes;
     if (lease->blocks[index].slot && load_try_slot(job, index)) {
         return LOAD_RESIDENT;
     }
     struct kvd_addr addr = prompt_addr(&lease->prompt, index);
     struct kvd_slot *slot = kvd_pool_pin(job->service->pool, &addr);
     if (slot) {
-        bool charged = lease_charge(lease, bytes);
-        if (!charged && !kvd_pool_shared(job->service->pool, slot)) {
+        if (lease_take_slots(lease, index, &slot, 1) == 0) {
             kvd_pool_unpin(job->service->pool, slot);
             return LOAD_LATER;
         }
-        lease_set_slot(lease, index, slot, charged);
         if (load_try_slot(job, index)) {
             return LOAD_RESIDENT;
         }
     }
-    if (!lease_charge(lease, bytes)) {
+    if (!lease_reserve(lease)) {
         return LOAD_LATER;
     }
     enum load_step step = load_prepare_fetch(job, i);
     if (step != LOAD_FETCH) {
-        lease_discharge(lease, bytes);
+        lease_unreserve(lease);
     }
     return step;
 }
@@ -264,7 +263,7 @@ static int load_take_fetched(struct load_job *job, uint32_t i)
     return kvd_pool_publish(service->pool, b->fresh, &meta);
 }
 
-/* Publishes, or finds who was quicker; the charge follows the slot. */
+/* Publishes, or finds who was quicker. */
 static bool load_finish_fetch(struct load_job *job, uint32_t i)
 {
     struct load_block *b = &job->blocks[i];
@@ -282,10 +281,13 @@ static bool load_finish_fetch(struct load_job *job, uint32_t i)
     }
     b->fresh = NULL;
     if (!slot) {
-        lease_discharge(lease, lease->prompt.space->extent_bytes);
+        lease_unreserve(lease);
         return false;
     }
-    lease_set_slot(lease, job->first + i, slot, true);
+    if (!lease_take_reserved(lease, job->first + i, slot)) {
+        kvd_pool_unpin(pool, slot);
+        return false;
+    }
     return err == 0 || load_try_slot(job, job->first + i);
 }
 
@@ -334,6 +336,9 @@ static void load_finish(struct kvd_work *work)
         lease_count_failed(job->lease, job->first + good);
     }
     load_touch(job, job->late ? 0 : good); /* nobody was served */
+    if (job->place && !job->late) {
+        lease_place(job->lease, job->first, good);
+    }
     load_end(job, 0, good);
 }
 
@@ -399,8 +404,9 @@ static void load_start(struct kvd_work *work)
     load_submit_reads(job);
 }
 
-static struct load_job *load_create(struct kvd_service *service, uint32_t first, uint32_t n)
+static struct load_job *load_create(struct kvd_service *service, const struct kvd_load_ask *ask)
 {
+    uint32_t n = ask->n;
     struct load_job *job = calloc(1, sizeof(*job));
     if (!job) {
         return NULL;
@@ -413,24 +419,25 @@ static struct load_job *load_create(struct kvd_service *service, uint32_t first,
         return NULL;
     }
     job->service = service;
-    job->first = first;
+    job->first = ask->first;
     job->n = n;
+    job->place = ask->place;
     atomic_init(&job->reads_left, 1);
     job->work.run = load_start;
     return job;
 }
 
 /* Takes the lease for a load: 0, or why it can't be had. */
-static int load_claim(struct kvd_session *session, uint64_t id, uint32_t first, uint32_t n,
+static int load_claim(struct kvd_session *session, const struct kvd_load_ask *ask,
                       struct lease **ret)
 {
     (void)pthread_mutex_lock(&session->service->mtx);
-    struct lease *lease = lease_find_locked(session, id);
-    int err = !lease ? -KVD_E_STALE
-              : n == 0 || first >= lease->prompt.n_blocks || n > lease->prompt.n_blocks - first
-                  ? -KVD_E_BAD_REQUEST
-              : lease->busy ? -KVD_E_BUSY
-                            : 0;
+    struct lease *lease = lease_find_locked(session, ask->lease);
+    const uint32_t have = lease ? lease->prompt.n_blocks : 0;
+    int err = !lease                                                            ? -KVD_E_STALE
+              : ask->n == 0 || ask->first >= have || ask->n > have - ask->first ? -KVD_E_BAD_REQUEST
+              : lease->busy                                                     ? -KVD_E_BUSY
+                                                                                : 0;
     if (!err) {
         lease->busy = true;
         session_ref_locked(session);
@@ -440,13 +447,13 @@ static int load_claim(struct kvd_session *session, uint64_t id, uint32_t first, 
     return err;
 }
 
-void kvd_service_load(struct kvd_session *session, uint64_t id, uint32_t first, uint32_t n,
-                      uint64_t deadline_ns, kvd_load_done_fn *done, void *user)
+void kvd_service_load(struct kvd_session *session, const struct kvd_load_ask *ask,
+                      kvd_load_done_fn *done, void *user)
 {
     KVD_MAGIC_CHECK(session, SESSION_MAGIC);
-    struct load_job *job = load_create(session->service, first, n);
+    struct load_job *job = load_create(session->service, ask);
     struct lease *lease = NULL;
-    int err = job ? load_claim(session, id, first, n, &lease) : -ENOMEM;
+    int err = job ? load_claim(session, ask, &lease) : -ENOMEM;
     if (err) {
         if (job) {
             load_free(job);
@@ -455,7 +462,7 @@ void kvd_service_load(struct kvd_session *session, uint64_t id, uint32_t first, 
         return;
     }
     job->lease = lease;
-    job->watched = (struct kvd_watched){.deadline_ns = deadline_ns, .late = load_late};
+    job->watched = (struct kvd_watched){.deadline_ns = ask->deadline_ns, .late = load_late};
     job->done = done;
     job->user = user;
     kvd_watch_add(session->service->watch, &job->watched);

@@ -127,33 +127,24 @@ static int lookup_ask_index(struct lookup *lu, uint32_t from)
 static void lookup_dram(struct lookup *lu)
 {
     struct kvd_pool *pool = lu->service->pool;
-    uint64_t bytes = lu->prompt->space->extent_bytes;
-    uint32_t n = kvd_pool_pin_chain(pool, lu->addrs + lu->hit, lu->asked - lu->hit, lu->slots);
-    uint32_t charged = lease_charge_some(lu->lease, bytes, n);
-    uint32_t kept = 0; /* charges that stay */
+    uint32_t first = lu->hit;
+    uint32_t n = kvd_pool_pin_chain(pool, lu->addrs + first, lu->asked - first, lu->slots);
+    uint32_t wanted = 0;
     kvd_pool_uses(pool, lu->slots, n, lu->uses);
-    bool ended = false;
-    for (uint32_t i = 0; i < n; i++) {
-        const struct kvd_slot_use *use = &lu->uses[i];
-        ended = ended || purge_hides(lu->service, lu->prompt, lu->hit, use->put_id) ||
-                class_expired(lu->service, lu->clock, use->scenario, use->last_use_day,
-                              use->created_day);
-        bool pays = i < charged;
-        bool pin = !ended && (pays || use->shared);
-        if (!ended) {
-            lu->lease->blocks[lu->hit++] =
-                (struct lease_block){.tier = KVD_TIER_DRAM,
-                                     .slot = pin ? lu->slots[i] : NULL,
-                                     .charged = pays,
-                                     .seen = {use->last_use_day, use->scenario}};
+    while (wanted < n) {
+        const struct kvd_slot_use *use = &lu->uses[wanted];
+        if (purge_hides(lu->service, lu->prompt, first + wanted, use->put_id) ||
+            class_expired(lu->service, lu->clock, use->scenario, use->last_use_day,
+                          use->created_day)) {
+            break;
         }
-        if (pin) {
-            kept += pays;
-        } else {
-            kvd_pool_unpin(pool, lu->slots[i]);
-        }
+        lu->lease->blocks[first + wanted++] =
+            (struct lease_block){.tier = KVD_TIER_DRAM, .seen = {use->last_use_day, use->scenario}};
     }
-    lease_discharge(lu->lease, (charged - kept) * bytes);
+    lu->hit += wanted;
+    for (uint32_t i = lease_take_slots(lu->lease, first, lu->slots, wanted); i < n; i++) {
+        kvd_pool_unpin(pool, lu->slots[i]);
+    }
 }
 
 static bool lookup_below(struct lookup *lu, uint32_t i, struct lease_block *ret, int *err)

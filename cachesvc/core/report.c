@@ -95,12 +95,13 @@ static json_t *dram_json(struct kvd_service *s)
     kvd_pool_stat(s->pool, &st);
     (void)pthread_mutex_lock(&s->mtx);
     uint64_t staging = s->staging_bytes;
+    uint64_t leased = s->pinned_bytes;
     (void)pthread_mutex_unlock(&s->mtx);
-    return json_pack("{s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:s}", "name", "dram", "cap_bytes",
+    return json_pack("{s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:s}", "name", "dram", "cap_bytes",
                      u64(s->config->dram_cap), "used_bytes", u64(st.used_bytes), "staging_bytes",
                      u64(staging), "blocks", u64(st.blocks), "pinned_bytes", u64(st.pinned_bytes),
-                     "evicted_blocks", u64(st.evicted_blocks), "warm_blocks", u64(st.warm_blocks),
-                     "state", "ok");
+                     "leased_bytes", u64(leased), "evicted_blocks", u64(st.evicted_blocks),
+                     "warm_blocks", u64(st.warm_blocks), "state", "ok");
 }
 
 static json_t *nvme_json(struct kvd_service *s, const struct kvd_tier_stat *st)
@@ -188,7 +189,8 @@ static void index_problems(struct kvd_service *s, json_t *list)
     }
 }
 
-static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *nvme)
+static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *nvme,
+                             const struct lease_places *places)
 {
     json_t *list = json_array();
     uint64_t corrupt = atomic_load(&s->counts.corrupt);
@@ -239,6 +241,14 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
                                "stored before them is taken as purged; check the device",
                                purges.damaged));
     }
+    if (places->overdue) {
+        (void)json_array_append_new(
+            list,
+            json_sprintf("%u leases on blocks in use in place are held for longer than "
+                         "client.copy-lease, the oldest for %llu s; they take room in dram "
+                         "until their clients release them or end (the log names them)",
+                         places->overdue, (unsigned long long)(places->oldest_ns / KVD_NS_PER_S)));
+    }
     if (expiry_clock(s).frozen) {
         (void)json_array_append_new(
             list,
@@ -273,10 +283,19 @@ static json_t *purges_json(struct kvd_service *s)
 
 static json_t *puts_json(struct kvd_service *s)
 {
-    return json_pack("{s:o,s:o,s:o}", "committed_blocks",
+    (void)pthread_mutex_lock(&s->mtx);
+    uint32_t begun = s->n_puts;
+    (void)pthread_mutex_unlock(&s->mtx);
+    return json_pack("{s:o,s:o,s:o,s:o}", "begun", u64(begun), "committed_blocks",
                      u64(atomic_load(&s->counts.committed_blocks)), "refused_blocks",
                      u64(atomic_load(&s->counts.refused_blocks)), "not_written_down_blocks",
                      u64(atomic_load(&s->counts.not_written_down)));
+}
+
+static json_t *places_json(const struct lease_places *places)
+{
+    return json_pack("{s:i,s:i,s:o}", "placed_leases", (int)places->leases, "overdue",
+                     (int)places->overdue, "oldest_s", u64(places->oldest_ns / KVD_NS_PER_S));
 }
 
 static int report_status(struct kvd_service *s, json_t **ret)
@@ -294,16 +313,19 @@ static int report_status(struct kvd_service *s, json_t **ret)
     uint32_t clients = s->n_sessions;
     uint32_t leases = s->n_leases;
     (void)pthread_mutex_unlock(&s->mtx);
-    json_t *problems = problems_json(s, &nvme);
+    struct lease_places places;
+    lease_places(s, kvd_mono_ns(), &places);
+    json_t *problems = problems_json(s, &nvme, &places);
     *ret = json_pack(
-        "{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "schema",
-        REPORT_SCHEMA, "health", json_array_size(problems) ? "degraded" : "ok", "problems",
-        problems, "version", KVDEPOT_VERSION, "store", store, "uptime_s",
+        "{s:i,s:s,s:o,s:s,s:s,s:o,s:s,s:i,s:i,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}",
+        "schema", REPORT_SCHEMA, "health", json_array_size(problems) ? "degraded" : "ok",
+        "problems", problems, "version", KVDEPOT_VERSION, "store", store, "uptime_s",
         u64((kvd_mono_ns() - s->started_mono_ns) / KVD_NS_PER_S), "io", s->io->ops->name, "clients",
-        (int)clients, "leases", (int)leases, "tiers", tiers, "index", index_json(s), "puts",
-        puts_json(s), "purges", purges_json(s), "corrupt", u64(atomic_load(&s->counts.corrupt)),
-        "newer_records", u64(atomic_load(&s->counts.newer_records)), "scrub", report_scrub(s),
-        "threads", report_threads(s), "scenarios", scenarios_json(s), "rates", rates_json(s));
+        (int)clients, "leases", (int)leases, "places", places_json(&places), "tiers", tiers,
+        "index", index_json(s), "puts", puts_json(s), "purges", purges_json(s), "corrupt",
+        u64(atomic_load(&s->counts.corrupt)), "newer_records",
+        u64(atomic_load(&s->counts.newer_records)), "scrub", report_scrub(s), "threads",
+        report_threads(s), "scenarios", scenarios_json(s), "rates", rates_json(s));
     return 0;
 }
 

@@ -43,6 +43,8 @@ uint64_t kvd_service_pool_bytes(struct kvd_service *service);
 
 /* -KVD_E_OVER_QUOTA: client.max reached. */
 int kvd_session_open(struct kvd_service *service, struct kvd_session **ret);
+/* Who it is, for people: named in alarms. */
+void kvd_session_name(struct kvd_session *session, const char *name);
 void kvd_session_end(struct kvd_session **session); /* accepts NULL and a pointer to NULL */
 
 struct kvd_space_opened {
@@ -82,12 +84,21 @@ int kvd_service_match(struct kvd_session *session, const struct kvd_prompt_ref *
                       struct kvd_diag *diag, struct kvd_wire_block *ret_results,
                       uint32_t results_cap, struct kvd_match_out *ret);
 
+/* What a load is asked for. place: the client uses the blocks where they lie, so their pins hold
+ * until the lease is released or its client ends, never by deadline. */
+struct kvd_load_ask {
+    uint64_t lease;
+    uint32_t first;
+    uint32_t n;
+    uint64_t deadline_ns;
+    bool place;
+};
 /* n rows of results and the number of good blocks. result: 0, -KVD_E_STALE, -KVD_E_BAD_REQUEST,
- * -KVD_E_DEADLINE. */
+ * -KVD_E_BUSY (another load of the lease is under way), -KVD_E_DEADLINE. */
 typedef void kvd_load_done_fn(int result, const struct kvd_wire_block *results, uint32_t n,
                               uint32_t good, void *user);
-void kvd_service_load(struct kvd_session *session, uint64_t lease, uint32_t first, uint32_t n,
-                      uint64_t deadline_ns, kvd_load_done_fn *done, void *user);
+void kvd_service_load(struct kvd_session *session, const struct kvd_load_ask *ask,
+                      kvd_load_done_fn *done, void *user);
 
 /* Ends a lease; an unknown one is no error. stale_from: blocks of the chain from here on that the
  * client copied but found overwritten (counted as failed), or UINT32_MAX. */

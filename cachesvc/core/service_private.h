@@ -15,6 +15,7 @@
 #include "cachesvc/core/counting.h"
 #include "cachesvc/core/identity.h"
 #include "cachesvc/core/owners.h"
+#include "cachesvc/core/pins.h"
 #include "cachesvc/core/purges.h"
 #include "cachesvc/core/quarantine.h"
 #include "cachesvc/core/service.h"
@@ -34,6 +35,7 @@ enum {
     SESSION_SPACES_MAX = 16,
     SESSION_LEASES_MAX = 1024,
     SESSION_PUTS_MAX = 64,
+    SESSION_NAME_MAX = 96,
     WORKER_THREADS = 2,
     POOL_PAGES_MAX = 1 << 16,
     PAGE_UNREGISTERED = -1, /* the I/O engine didn't take it */
@@ -112,10 +114,11 @@ struct kvd_service {
     uint32_t n_sessions;    /* lock: mtx. Sessions that were opened and not freed */
     uint64_t staging_bytes; /* lock: mtx */
     uint64_t staging_cap;
-    uint64_t pinned_bytes; /* lock: mtx. By leases */
+    uint64_t pinned_bytes; /* lock: mtx. By leases, each slot once; and what loads will pin */
     uint64_t pin_cap;      /* of all clients */
     uint64_t pin_cap_client;
     uint32_t n_leases; /* lock: mtx */
+    uint32_t n_puts;   /* lock: mtx. Begun and not ended */
 
     pthread_t closer; /* runs what closing waits for */
     bool closing;     /* owner: who closes */
@@ -133,8 +136,9 @@ struct kvd_service {
 struct kvd_session {
     uint32_t magic;
     struct kvd_service *service;
-    struct kvd_list link; /* in service.sessions */
-    uint32_t refs;        /* lock: service.mtx. One of the door, one a job */
+    char name[SESSION_NAME_MAX]; /* lock: service.mtx. For people */
+    struct kvd_list link;        /* in service.sessions */
+    uint32_t refs;               /* lock: service.mtx. One of the door, one a job */
     struct session_space
         spaces[SESSION_SPACES_MAX]; /* owner: the door; rows are constant once made */
     uint32_t n_spaces;
@@ -142,7 +146,8 @@ struct kvd_session {
     struct kvd_list puts;   /* lock: service.mtx */
     uint32_t n_leases;      /* lock: service.mtx */
     uint32_t n_puts;        /* lock: service.mtx */
-    uint64_t pinned_bytes;  /* lock: service.mtx */
+    struct pin_table pins;  /* lock: service.mtx. By its leases */
+    uint64_t pinned_bytes;  /* lock: service.mtx. Of these slots, and what its loads will pin */
 };
 
 /* Last use and class of a block, as last seen. */
@@ -157,7 +162,7 @@ struct lease_block {
     struct kvd_place place; /* of the copy below, when it was looked up; segment 0 otherwise */
     struct use_seen seen;
     uint8_t tier; /* enum kvd_tier_id it was counted in */
-    bool charged; /* the slot counts against the limits; not where others pinned it already */
+    bool placed;  /* the client uses it where it lies: its pin has no deadline */
 };
 
 /* A prompt as the service keeps it while a lease or a put lives. */
@@ -182,11 +187,14 @@ struct lease {
     struct lease_block *blocks; /* owner: the load under way, else service.mtx */
     uint32_t counted_blocks;    /* hits that still stand in the counters: a failure lowers it */
     struct kvd_count_slot count_slot;
-    uint64_t deadline_ns;    /* lock: service.mtx */
-    bool busy;               /* lock: service.mtx. Claimed: by a load, or to take its pins away */
-    bool released;           /* lock: service.mtx. Free it when it is no longer claimed */
-    bool expired;            /* owner: the claim. Its pins are gone; a load says stale */
-    uint32_t stale_from;     /* lock: service.mtx. Said with the release; UINT32_MAX: nothing */
+    uint64_t deadline_ns; /* lock: service.mtx */
+    bool busy;            /* lock: service.mtx. Claimed: by a load, or to take its pins away */
+    bool released;        /* lock: service.mtx. Free it when it is no longer claimed */
+    bool expired;         /* owner: the claim. Its pins are gone; a load says stale */
+    bool swept;           /* lock: service.mtx. Its deadline has been seen to since the last load */
+    uint64_t placed_ns;   /* lock: service.mtx. When the first block was placed; 0: none is */
+    bool alarmed;         /* owner: the claim. The log says that it is held too long */
+    uint32_t stale_from;  /* lock: service.mtx. Said with the release; UINT32_MAX: nothing */
     struct kvd_list overdue; /* owner: the claim */
 };
 
@@ -249,14 +257,23 @@ void purge_forget(struct kvd_service *service, uint64_t oldest_epoch);
 
 /* ---- leases (lease.c) ---- */
 
-/* Takes pins of `bytes` into the account of a lease's client, or says no (the limits). */
-bool lease_charge(struct lease *lease, uint64_t bytes);
-/* The same for n times `bytes`: returns how many of them were taken. */
-uint32_t lease_charge_some(struct lease *lease, uint64_t bytes, uint32_t n);
-void lease_discharge(struct lease *lease, uint64_t bytes);
-void lease_set_slot(struct lease *lease, uint32_t index, struct kvd_slot *slot, bool charged);
+/* The limits count distinct slots: for a client what its leases pin, for all what anybody's pin. */
+
+/* Takes slots that the caller has pinned for blocks first, first + 1, … of a lease, in order, as
+ * far as the limits allow. Returns how many; the pins of the others stay the caller's. */
+uint32_t lease_take_slots(struct lease *lease, uint32_t first, struct kvd_slot *const *slots,
+                          uint32_t n);
+/* Room within the limits for a block that is about to be read, or false. */
+bool lease_reserve(struct lease *lease);
+void lease_unreserve(struct lease *lease);
+/* The slot of such a block, pinned: takes the place of the reservation. false: no memory; the pin
+ * stays the caller's. */
+bool lease_take_reserved(struct lease *lease, uint32_t index, struct kvd_slot *slot);
 void lease_drop_slot(struct lease *lease, uint32_t index);
-void lease_drop_slots(struct lease *lease, uint32_t end); /* of all blocks before `end` */
+/* Of all blocks before `end`, but for those that are placed. */
+void lease_drop_slots(struct lease *lease, uint32_t end);
+/* A load has ended: blocks [first, first + n) are in use where they lie. */
+void lease_place(struct lease *lease, uint32_t first, uint32_t n);
 struct lease *lease_create(struct kvd_session *session, struct kept_prompt *prompt_taken,
                            uint32_t n_blocks);
 void lease_publish(struct lease *lease); /* findable by id */
@@ -267,6 +284,13 @@ void lease_count_failed(struct lease *lease, uint32_t from);
 void lease_unclaim(
     struct lease *lease);       /* the end of a claim; frees it where it was released meanwhile */
 void lease_tick(void *service); /* ends what is overdue; for the watch */
+/* Leases with placed blocks, for reports. */
+struct lease_places {
+    uint32_t leases;
+    uint32_t overdue;   /* held for longer than client.copy-lease */
+    uint64_t oldest_ns; /* how long the oldest is held */
+};
+void lease_places(struct kvd_service *service, uint64_t now_ns, struct lease_places *ret);
 void lease_end_session(struct kvd_session *session);
 
 /* ---- puts (store.c, writedown.c) ---- */

@@ -19,6 +19,7 @@ int kvd_session_open(struct kvd_service *service, struct kvd_session **ret)
         return -ENOMEM;
     }
     KVD_MAGIC_SET(s, SESSION_MAGIC);
+    (void)snprintf(s->name, sizeof(s->name), "without a name");
     s->service = service;
     s->refs = 1;
     kvd_list_init(&s->leases);
@@ -36,6 +37,14 @@ int kvd_session_open(struct kvd_service *service, struct kvd_session **ret)
     }
     *ret = s;
     return 0;
+}
+
+void kvd_session_name(struct kvd_session *session, const char *name)
+{
+    KVD_MAGIC_CHECK(session, SESSION_MAGIC);
+    (void)pthread_mutex_lock(&session->service->mtx);
+    (void)snprintf(session->name, sizeof(session->name), "%s", name);
+    (void)pthread_mutex_unlock(&session->service->mtx);
 }
 
 static void staging_fini(struct kvd_service *service, struct session_space *sp)
@@ -58,6 +67,7 @@ static void session_free(struct kvd_session *s)
         staging_fini(service, &s->spaces[i]);
     }
     KVD_ASSERT(s->pinned_bytes == 0 && s->n_leases == 0 && s->n_puts == 0);
+    pin_table_fini(&s->pins);
     KVD_MAGIC_CLEAR(s);
     free(s);
     (void)pthread_mutex_lock(&service->mtx);

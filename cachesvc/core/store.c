@@ -17,9 +17,6 @@
 
 enum { NOT_GRANTED = 0xff, COPY_CHUNK = 64 << 10 };
 
-/* How long a begun put keeps others from putting the same blocks. */
-#define PUT_PENDING_NS (10 * KVD_NS_PER_S)
-
 struct put {
     struct kvd_list link; /* in session.puts */
     uint64_t id;
@@ -35,11 +32,12 @@ struct put {
 
 bool put_pending_locked(struct kvd_service *service, const struct kvd_addr *addr, uint64_t now_ns)
 {
+    const uint64_t pending_ns = service->config->client_put_pending * KVD_NS_PER_MS;
     kvd_list_foreach (is, &service->sessions) {
         struct kvd_session *s = KVD_CONTAINER_OF(is, struct kvd_session, link);
         kvd_list_foreach (ip, &s->puts) {
             const struct put *p = KVD_CONTAINER_OF(ip, struct put, link);
-            if (!p->busy && p->begun_ns + PUT_PENDING_NS < now_ns) {
+            if (KVD_PROTECT(PUT_PENDING_ENDS) && !p->busy && p->begun_ns + pending_ns < now_ns) {
                 continue; /* its client hangs: others need not wait. A late commit finds the block
                              stored */
             }
@@ -63,6 +61,7 @@ static void put_unlink_locked(struct put *put)
     }
     kvd_list_remove(&put->link);
     put->session->n_puts--;
+    put->session->service->n_puts--;
 }
 
 static void put_destroy(struct put *put)
@@ -202,6 +201,7 @@ static int put_grant(struct put *put, struct kvd_wire_block *results, struct kvd
         put->id = out->put = atomic_fetch_add(&service->next_id, 1);
         kvd_list_push_back(&put->session->puts, &put->link);
         put->session->n_puts++;
+        service->n_puts++;
     }
     (void)pthread_mutex_unlock(&service->mtx);
     return 0;
@@ -416,7 +416,7 @@ static struct put *put_claim(struct kvd_session *session, uint64_t id)
     (void)pthread_mutex_lock(&session->service->mtx);
     kvd_list_foreach (ip, &session->puts) {
         struct put *p = KVD_CONTAINER_OF(ip, struct put, link);
-        if (p->id == id && !p->busy) {
+        if ((p->id == id || !KVD_PROTECT(PUT_ID)) && !p->busy) {
             found = p;
         }
     }
@@ -433,7 +433,8 @@ void kvd_service_put_commit(struct kvd_session *session, uint64_t id, bool abort
 {
     KVD_MAGIC_CHECK(session, SESSION_MAGIC);
     struct put *put = put_claim(session, id);
-    struct commit_job *job = put && !abort ? calloc(1, sizeof(*job)) : NULL;
+    const bool publish = !abort || !KVD_PROTECT(PUT_GIVEN_UP);
+    struct commit_job *job = put && publish ? calloc(1, sizeof(*job)) : NULL;
     if (job) {
         *job = (struct commit_job){
             .work = {.run = commit_run}, .put = put, .done = done, .user = user};

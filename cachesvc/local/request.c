@@ -76,6 +76,10 @@ static const char *hello_handle(struct local_conn *conn, uint64_t id,
         return err == -KVD_E_OVER_QUOTA ? "too many clients (client.max)"
                                         : "no memory or descriptors for another client";
     }
+    char who[sizeof(conn->program) + 32];
+    (void)snprintf(who, sizeof(who), "%s (pid %d)",
+                   conn->program[0] ? conn->program : "without a name", (int)conn->pid);
+    kvd_session_name(conn->session, who);
     conn->greeted = true;
     conn->local->n_ungreeted--;
     kvd_log_info(conn->local->log, "client %s (pid %d, uid %u): connected", conn->program,

@@ -16,6 +16,7 @@ struct work {
     uint64_t id;
     uint64_t results_offset; /* checked */
     uint32_t n_rows;
+    bool place;
 };
 
 static int work_begin(struct local_conn *conn, uint64_t id, struct work **ret)
@@ -53,6 +54,7 @@ static void load_done(int result, const struct kvd_wire_block *results, uint32_t
     memcpy(w->conn->area + w->results_offset, results, n * sizeof(*results));
     Kvd__Wire__LoadReply body = KVD__WIRE__LOAD_REPLY__INIT;
     body.good_blocks = good;
+    body.placed = w->place;
     Kvd__Wire__Reply reply = KVD__WIRE__REPLY__INIT;
     reply.id = w->id;
     reply.body_case = KVD__WIRE__REPLY__BODY_LOAD;
@@ -92,8 +94,14 @@ void local_load_handle(struct local_conn *conn, uint64_t id, const Kvd__Wire__Lo
     }
     w->results_offset = msg->results->offset;
     w->n_rows = msg->n_blocks;
-    kvd_service_load(conn->session, msg->lease, msg->first_block, msg->n_blocks,
-                     kvd_mono_ns() + (uint64_t)msg->deadline_ms * KVD_NS_PER_MS, load_done, w);
+    w->place = msg->place;
+    const struct kvd_load_ask ask = {.lease = msg->lease,
+                                     .first = msg->first_block,
+                                     .n = msg->n_blocks,
+                                     .deadline_ns =
+                                         kvd_mono_ns() + (uint64_t)msg->deadline_ms * KVD_NS_PER_MS,
+                                     .place = msg->place};
+    kvd_service_load(conn->session, &ask, load_done, w);
 }
 
 static void put_done(int result, uint32_t committed, uint32_t not_written_down, void *user)

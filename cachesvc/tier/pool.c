@@ -334,20 +334,9 @@ void kvd_pool_uses(struct kvd_pool *pool, struct kvd_slot *const *slots, uint32_
         ret_uses[i] = (struct kvd_slot_use){.last_use_day = meta->last_use_day,
                                             .created_day = meta->created_day,
                                             .put_id = meta->put_id,
-                                            .scenario = meta->scenario,
-                                            .shared = inside(slots[i])->pins > 1};
+                                            .scenario = meta->scenario};
     }
     pool_unlock(pool);
-}
-
-bool kvd_pool_shared(struct kvd_pool *pool, struct kvd_slot *slot)
-{
-    const struct pool_slot *s = inside(slot);
-    pool_lock(pool);
-    KVD_ASSERT(s->pins > 0);
-    bool shared = s->pins > 1;
-    pool_unlock(pool);
-    return shared;
 }
 
 void kvd_pool_unpin(struct kvd_pool *pool, struct kvd_slot *slot)

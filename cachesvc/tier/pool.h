@@ -80,9 +80,10 @@ struct kvd_slot {
     uint64_t generation_offset; /* of the generation in the pool file */
     uint32_t generation;
     uint32_t slot_bytes;
-    int page;      /* index of the 64 MiB page, for registered buffers */
-    bool verified; /* false only after a warm start, until kvd_pool_set_verified */
-    bool queued;   /* atomic; the user's, false in a slot nobody pins: being written below */
+    int page;        /* index of the 64 MiB page, for registered buffers */
+    bool verified;   /* false only after a warm start, until kvd_pool_set_verified */
+    bool queued;     /* atomic; the user's, false in a slot nobody pins: being written below */
+    uint16_t leased; /* the user's, under its own lock, 0 in a slot nobody pins: clients that do */
 };
 
 /* Called with the pool's lock held when a READY slot is evicted for room. Must not call the pool.
@@ -125,9 +126,6 @@ bool kvd_pool_contains(struct kvd_pool *pool, const struct kvd_addr *addr);
 void kvd_pool_pin_again(struct kvd_pool *pool,
                         struct kvd_slot *slot); /* caller holds a pin already */
 void kvd_pool_unpin(struct kvd_pool *pool, struct kvd_slot *slot);
-/* Whether somebody else pins a slot that the caller pins: then the caller's pin costs nothing more.
- */
-bool kvd_pool_shared(struct kvd_pool *pool, struct kvd_slot *slot);
 
 /* Of a pinned slot: */
 void kvd_pool_meta(struct kvd_pool *pool, const struct kvd_slot *slot, struct kvd_slot_meta *ret);
@@ -137,7 +135,6 @@ struct kvd_slot_use {
     uint32_t created_day;
     uint64_t put_id;
     uint16_t scenario;
-    bool shared; /* as kvd_pool_shared */
 };
 void kvd_pool_uses(struct kvd_pool *pool, struct kvd_slot *const *slots, uint32_t n,
                    struct kvd_slot_use *ret_uses);

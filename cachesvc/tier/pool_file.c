@@ -334,7 +334,8 @@ uint32_t pool_file_slot_begin(const struct kvd_pool *pool, const struct pool_slo
 {
     _Atomic uint32_t *generation =
         pool_file_generation(pool, (uint32_t)slot->pub.page, pool_slot_index(pool, slot));
-    const uint32_t next = atomic_load_explicit(generation, memory_order_relaxed) + 1;
+    const uint32_t next = atomic_load_explicit(generation, memory_order_relaxed) +
+                          (KVD_PROTECT(GENERATION_RAISED) ? 1 : 0);
     pool_file_slot_state(pool, slot, POOL_SLOT_FILLING);
     atomic_store_explicit(generation, next, memory_order_release);
     /* nothing that the caller writes into the slot may be seen before it */

@@ -272,7 +272,7 @@ static void slot_evict(struct kvd_pool *pool, struct pool_slot *slot)
 static bool slot_may_go(const struct kvd_evict_node *node, void *user)
 {
     const struct pool_slot *slot = KVD_CONTAINER_OF(node, const struct pool_slot, node);
-    return slot->pins == 0;
+    return slot->pins == 0 || !KVD_PROTECT(SLOT_PIN);
 }
 
 static struct pool_slot *class_victim(struct kvd_pool *pool, int class)

@@ -122,6 +122,7 @@ struct kvd_call {
     uint32_t n;
     uint32_t before; /* load: blocks that earlier parts copied */
     void *const *dest;
+    const void **placed; /* place instead of load: where the pointers go */
     void *cookie;
 
     /* the reply */
@@ -159,6 +160,12 @@ struct kvd_space {
     pthread_cond_t turn;
 };
 
+/* A block in use where it lies. */
+struct kvd_placed {
+    const uint32_t *generation_at; /* in the mapping; NULL: the block is not placed */
+    uint32_t generation;
+};
+
 struct kvd_lease {
     uint32_t magic;
     struct kvd_space *space;
@@ -168,6 +175,7 @@ struct kvd_lease {
     bool has_stale;
     uint32_t stale_from;
     uint32_t hit_blocks;
+    struct kvd_placed *placed; /* lock: mtx. A row a block, or NULL: none is */
     uint8_t tiers[];
 };
 
@@ -286,11 +294,41 @@ void kvd_lease_free_locked(struct kvd_lease *lease);
 
 /* ---- load.c */
 
+/* A part of a load: blocks [first, first + n) of the lease; `before` were copied by earlier parts.
+ * placed: instead of being copied to dest. */
+struct kvd_part {
+    struct kvd_lease *lease;
+    uint32_t first;
+    uint32_t n;
+    uint32_t before;
+    void *const *dest;
+    const void **placed;
+    uint64_t deadline_ns;
+};
+
+/* Checks a range and connects, as far as can be told; then fills in the part, whose time begins. */
+int kvd_load_begin(struct kvd_lease *lease, uint32_t first, uint32_t n, bool wait,
+                   struct kvd_part *ret);
+/* Sends a part. wait: until its reply has come, then *ret is the DONE call. Else it becomes
+ * kvd_drain's. */
+int kvd_load_start_locked(const struct kvd_part *part, bool wait, void *cookie,
+                          struct kvd_call **ret);
+/* Whether the daemon's row of a loaded block points into the pool. */
+bool kvd_load_row_right(const struct kvd_link *conn, const struct kvd_wire_block *row,
+                        uint64_t payload_bytes);
+/* The daemon is told with the release: blocks from here on were hits to it, but not to the caller.
+ */
+void kvd_load_stale_locked(struct kvd_lease *lease, uint32_t from);
 /* Copies what a DONE submission brought; without the lock. False: it goes on as another submission.
  */
 bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good);
 /* A submission ended without its blocks: the release of its lease will say so. */
 void kvd_load_failed_locked(const struct kvd_call *call);
+
+/* ---- place.c */
+
+/* Takes what a DONE call placed. 0 and the number of good blocks. */
+int kvd_place_finish_locked(struct kvd_call *call, uint32_t *ret_good);
 
 /* ---- put.c */
 int kvd_put_commit_finish_locked(struct kvd_call *call, struct kvd_put_result *ret);

@@ -13,17 +13,7 @@
 #include <string.h>
 
 #include "client/src/internal.h"
-
-/* A part of a load: blocks [first, first + n) of the lease; `before` were copied by earlier parts.
- */
-struct part {
-    struct kvd_lease *lease;
-    uint32_t first;
-    uint32_t n;
-    uint32_t before;
-    void *const *dest;
-    uint64_t deadline_ns;
-};
+#include "proto/base/protect.h"
 
 /* What the daemon may take: a little less than we wait, so that its answer comes before we give up.
  */
@@ -34,7 +24,7 @@ static uint32_t daemon_ms(uint64_t deadline_ns)
     return ms ? ms : 1;
 }
 
-static int part_call_locked(const struct part *part, bool wait, struct kvd_call **ret)
+static int part_call_locked(const struct kvd_part *part, bool wait, struct kvd_call **ret)
 {
     struct kvd_client *c = part->lease->space->client;
     struct kvd_call *call;
@@ -51,16 +41,15 @@ static int part_call_locked(const struct part *part, bool wait, struct kvd_call 
     call->n = part->n;
     call->before = part->before;
     call->dest = part->dest;
+    call->placed = part->placed;
     call->results_offset = call->offset;
     call->n_results = part->n;
     *ret = call;
     return 0;
 }
 
-/* Sends a part. wait: until its reply has come, then *ret is the DONE call. Else it becomes
- * kvd_drain's. */
-static int part_start_locked(const struct part *part, bool wait, void *cookie,
-                             struct kvd_call **ret)
+int kvd_load_start_locked(const struct kvd_part *part, bool wait, void *cookie,
+                          struct kvd_call **ret)
 {
     Kvd__Wire__Range results = KVD__WIRE__RANGE__INIT;
     Kvd__Wire__LoadRequest body = KVD__WIRE__LOAD_REQUEST__INIT;
@@ -77,6 +66,7 @@ static int part_start_locked(const struct part *part, bool wait, void *cookie,
     body.n_blocks = part->n;
     body.results = &results;
     body.deadline_ms = daemon_ms(part->deadline_ns);
+    body.place = part->placed != NULL;
     req.body_case = KVD__WIRE__REQUEST__BODY_LOAD;
     req.load = &body;
     if (!wait) {
@@ -89,8 +79,8 @@ static int part_start_locked(const struct part *part, bool wait, void *cookie,
     return err;
 }
 
-static bool row_is_right(const struct kvd_link *conn, const struct kvd_wire_block *row,
-                         uint64_t payload_bytes)
+bool kvd_load_row_right(const struct kvd_link *conn, const struct kvd_wire_block *row,
+                        uint64_t payload_bytes)
 {
     return row->state == KVD_BLOCK_LOADED && row->bytes == payload_bytes &&
            row->offset <= conn->pool_bytes && row->bytes <= conn->pool_bytes - row->offset &&
@@ -102,7 +92,7 @@ static bool row_is_right(const struct kvd_link *conn, const struct kvd_wire_bloc
 static bool block_copy(const struct kvd_link *conn, const struct kvd_wire_block *row,
                        uint64_t payload_bytes, void *dest)
 {
-    if (!row_is_right(conn, row, payload_bytes)) {
+    if (!kvd_load_row_right(conn, row, payload_bytes)) {
         return false;
     }
     memcpy(dest, conn->pool + row->offset, payload_bytes);
@@ -110,12 +100,11 @@ static bool block_copy(const struct kvd_link *conn, const struct kvd_wire_block 
     atomic_thread_fence(memory_order_acquire);
     const uint32_t *generation =
         (const uint32_t *)(const void *)(conn->pool + row->generation_offset);
-    return __atomic_load_n(generation, __ATOMIC_ACQUIRE) == row->generation;
+    return !KVD_PROTECT(COPY_GENERATION) ||
+           __atomic_load_n(generation, __ATOMIC_ACQUIRE) == row->generation;
 }
 
-/* The daemon is told with the release: blocks from here on were hits to it, but not to the caller.
- */
-static void not_loaded_from_locked(struct kvd_lease *lease, uint32_t from)
+void kvd_load_stale_locked(struct kvd_lease *lease, uint32_t from)
 {
     if (!lease->has_stale || from < lease->stale_from) {
         lease->has_stale = true;
@@ -125,7 +114,7 @@ static void not_loaded_from_locked(struct kvd_lease *lease, uint32_t from)
 
 void kvd_load_failed_locked(const struct kvd_call *call)
 {
-    not_loaded_from_locked(call->lease, call->first);
+    kvd_load_stale_locked(call->lease, call->first);
 }
 
 /* Copies what a DONE part brought; without the lock. True: there is more to ask for. */
@@ -146,7 +135,7 @@ static bool part_copy(struct kvd_call *call, uint32_t *ret_good)
                 kvd_call_row(call, good).state == KVD_BLOCK_STORED;
     kvd_client_lock(c);
     if (good < said) {
-        not_loaded_from_locked(lease, call->first + good);
+        kvd_load_stale_locked(lease, call->first + good);
     }
     c->stats.loaded_blocks += good;
     c->stats.failed_blocks += more ? 0 : call->n - good;
@@ -155,14 +144,14 @@ static bool part_copy(struct kvd_call *call, uint32_t *ret_good)
     return more;
 }
 
-static struct part part_after(const struct kvd_call *call, uint32_t good)
+static struct kvd_part part_after(const struct kvd_call *call, uint32_t good)
 {
-    return (struct part){.lease = call->lease,
-                         .first = call->first + good,
-                         .n = call->n - good,
-                         .before = call->before + good,
-                         .dest = call->dest + good,
-                         .deadline_ns = call->deadline_ns};
+    return (struct kvd_part){.lease = call->lease,
+                             .first = call->first + good,
+                             .n = call->n - good,
+                             .before = call->before + good,
+                             .dest = call->dest + good,
+                             .deadline_ns = call->deadline_ns};
 }
 
 bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
@@ -171,11 +160,11 @@ bool kvd_load_finish(struct kvd_call *call, uint32_t *ret_good)
     uint32_t good = 0;
     bool more = part_copy(call, &good);
     if (more) {
-        struct part next = part_after(call, good);
+        struct kvd_part next = part_after(call, good);
         kvd_client_lock(c);
-        int err = part_start_locked(&next, false, call->cookie, NULL);
+        int err = kvd_load_start_locked(&next, false, call->cookie, NULL);
         if (err) {
-            not_loaded_from_locked(next.lease, next.first);
+            kvd_load_stale_locked(next.lease, next.first);
         }
         kvd_client_unlock(c);
         if (!err) {
@@ -197,14 +186,14 @@ static int load_check(struct kvd_lease *lease, uint32_t first, uint32_t n)
 }
 
 /* One part of a synchronous load. 0: *part is what there is still to do, nothing where n is 0. */
-static int part_run(struct part *part)
+static int part_run(struct kvd_part *part)
 {
     struct kvd_client *c = part->lease->space->client;
     struct kvd_call *call = NULL;
     kvd_client_lock(c);
-    int err = part_start_locked(part, true, NULL, &call);
+    int err = kvd_load_start_locked(part, true, NULL, &call);
     if (err) {
-        not_loaded_from_locked(part->lease, part->first);
+        kvd_load_stale_locked(part->lease, part->first);
     }
     kvd_client_unlock(c);
     if (err) {
@@ -220,16 +209,19 @@ static int part_run(struct part *part)
     return 0;
 }
 
-/* Connected, as far as can be told; then the time of a load begins. */
-static int load_begin(struct kvd_lease *lease, uint32_t first, uint32_t n, bool wait)
+int kvd_load_begin(struct kvd_lease *lease, uint32_t first, uint32_t n, bool wait,
+                   struct kvd_part *ret)
 {
     struct kvd_client *c = lease->space->client;
     int err = load_check(lease, first, n);
-    if (!err) {
-        kvd_client_lock(c);
-        err = kvd_client_ready_locked(c, wait, kvd_mono_ns() + c->connect_ns);
-        kvd_client_unlock(c);
+    if (err) {
+        return err;
     }
+    kvd_client_lock(c);
+    err = kvd_client_ready_locked(c, wait, kvd_mono_ns() + c->connect_ns);
+    kvd_client_unlock(c);
+    *ret = (struct kvd_part){
+        .lease = lease, .first = first, .n = n, .deadline_ns = kvd_mono_ns() + c->io_ns};
     return err;
 }
 
@@ -237,12 +229,9 @@ int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *d
              uint32_t *ret_good)
 {
     KVD_MAGIC_CHECK(lease, KVD_LEASE_MAGIC);
-    int err = load_begin(lease, first, n, true);
-    struct part part = {.lease = lease,
-                        .first = first,
-                        .n = n,
-                        .dest = dest,
-                        .deadline_ns = kvd_mono_ns() + lease->space->client->io_ns};
+    struct kvd_part part = {0};
+    int err = kvd_load_begin(lease, first, n, true, &part);
+    part.dest = dest;
     while (!err && part.n > 0) {
         err = part_run(&part);
     }
@@ -258,17 +247,14 @@ int kvd_submit_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *c
 {
     KVD_MAGIC_CHECK(lease, KVD_LEASE_MAGIC);
     struct kvd_client *c = lease->space->client;
-    int err = load_begin(lease, first, n, false);
+    struct kvd_part part;
+    int err = kvd_load_begin(lease, first, n, false, &part);
     if (err) {
         return err;
     }
-    struct part part = {.lease = lease,
-                        .first = first,
-                        .n = n,
-                        .dest = dest,
-                        .deadline_ns = kvd_mono_ns() + c->io_ns};
+    part.dest = dest;
     kvd_client_lock(c);
-    err = part_start_locked(&part, false, cookie, NULL);
+    err = kvd_load_start_locked(&part, false, cookie, NULL);
     kvd_client_unlock(c);
     return err;
 }

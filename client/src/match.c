@@ -218,6 +218,7 @@ void kvd_lease_free_locked(struct kvd_lease *lease)
 {
     kvd_list_remove(&lease->link);
     kvd_link_unref_locked(lease->conn);
+    free(lease->placed);
     KVD_MAGIC_CLEAR(lease);
     free(lease);
 }

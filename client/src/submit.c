@@ -53,7 +53,7 @@ static enum kvd_op op_of(const struct kvd_call *call)
     case KVD_CALL_MATCH:
         return KVD_OP_MATCH;
     case KVD_CALL_LOAD:
-        return KVD_OP_LOAD;
+        return call->placed ? KVD_OP_PLACE : KVD_OP_LOAD;
     case KVD_CALL_PUT_COMMIT:
         return KVD_OP_PUT_COMMIT;
     default:
@@ -79,6 +79,8 @@ static bool finish_locked(struct kvd_client *c, struct kvd_call *call, struct kv
         ret->status = kvd_match_finish_locked(call, &ret->match);
     } else if (ret->status == 0 && call->op == KVD_CALL_PUT_COMMIT) {
         ret->status = kvd_put_commit_finish_locked(call, &ret->put);
+    } else if (ret->status == 0 && call->placed) {
+        ret->status = kvd_place_finish_locked(call, &ret->good);
     } else if (ret->status == 0 && call->op == KVD_CALL_LOAD) {
         kvd_client_unlock(c);
         done = kvd_load_finish(call, &ret->good);

@@ -465,6 +465,7 @@ static int reply_body_take(struct kvd_call *call, const Kvd__Wire__Reply *r, str
         break;
     case KVD_CALL_LOAD:
         call->count[0] = r->load->good_blocks;
+        call->count[1] = r->load->placed;
         break;
     case KVD_CALL_PUT_BEGIN:
         call->handle = r->put_begin->put;

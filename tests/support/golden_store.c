@@ -256,8 +256,10 @@ const char *golden_get(struct golden_store *g, const struct golden_chain *chain,
     if (match.hit_blocks == 0) {
         return NULL;
     }
-    kvd_service_load(g->session, match.lease, 0, match.hit_blocks, kvd_mono_ns() + GOLDEN_WAIT_NS,
-                     load_done, &a);
+    const struct kvd_load_ask ask = {.lease = match.lease,
+                                     .n = match.hit_blocks,
+                                     .deadline_ns = kvd_mono_ns() + GOLDEN_WAIT_NS};
+    kvd_service_load(g->session, &ask, load_done, &a);
     if (answer_wait(&a)) {
         return "a load failed";
     }

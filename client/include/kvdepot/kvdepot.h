@@ -212,6 +212,50 @@ KVD_API void kvd_lease_release(struct kvd_lease **lease);
 KVD_API int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
                      uint32_t *ret_good);
 
+/* ---- in place
+ * ----------------------------------------------------------------------------------------------
+ *
+ * For attention or a GPU that reads KV where the daemon keeps it, without a copy:
+ *
+ *     kvd_match → kvd_place → compute with the pointers → kvd_place_check → kvd_lease_release
+ *
+ * A lease with placed blocks has no deadline: the daemon keeps their bytes as they are until the
+ * lease is released or this process ends, since there is no copy that could be found late. Held for
+ * longer than client.copy-lease it is an alarm in the daemon's log and status, and takes room from
+ * everybody until it ends. So place what is used now, and release it at once.
+ *
+ * What may go wrong, and what to do:
+ * - The daemon died, was restarted, or cut this client off while the blocks were in use. The
+ *   mapping stays and can be read, but a daemon that runs on with the same pool may fill it anew at
+ *   any moment. kvd_place_check then says KVD_STALE: throw away everything that was computed since
+ *   the last check that was good, and compute without these blocks.
+ * - Fewer blocks than asked for: a block could not be read or verified, or a limit is reached (one
+ *   client may hold at most client.pin-share of dram, all together 80 %). Those that were refused
+ *   for a limit can be copied with kvd_load, by the same lease.
+ * - Somebody shortens the pool file, which no daemon does: reading beyond its end is SIGBUS, as
+ * with every mapped file.
+ * - A forked child doesn't have the mapping.
+ */
+
+/* Makes blocks [first, first + n) of a lease usable where they lie: ret_blocks[i] is the payload of
+ * block first + i, kvd_space_block_bytes() long, read-only, aligned to 4,096 bytes, for i below
+ * *ret_good; the others are NULL. Blocks that lie below dram are read and verified first. The
+ * pointers are valid until the lease is released or the client closed, by whichever comes first;
+ * their bytes are right if a kvd_place_check after the use says so. A lease may place several
+ * ranges, one call at a time. Waits at most io_ms. KVD_STALE, KVD_UNAVAILABLE, KVD_DEADLINE,
+ * KVD_BAD_REQUEST, KVD_BUSY (another load or place of the lease is under way), KVD_INTERNAL (the
+ * daemon is too old to hold blocks in place), -ENOMEM. */
+KVD_API int kvd_place(struct kvd_lease *lease, uint32_t first, uint32_t n, const void **ret_blocks,
+                      uint32_t *ret_good);
+
+/* Whether all that was read of the lease's placed blocks until now was right. Call it when the use
+ * is over (a GPU: when its work has completed, not when it was queued), and act on what was
+ * computed only then; a longer use may be checked in between. 0, also where nothing is placed, and
+ * where the daemon has gone but nobody has filled the blocks anew. KVD_STALE: the bytes changed at
+ * some moment since kvd_place: what was computed from any of them is worthless. Does not ask the
+ * daemon and does not wait. */
+KVD_API int kvd_place_check(struct kvd_lease *lease);
+
 /* ---- put
  * ----------------------------------------------------------------------------------------------------
  */
@@ -304,25 +348,34 @@ KVD_API int kvd_purge(struct kvd_client *client, const struct kvd_purge_scope *s
 /* ---- submissions
  * -------------------------------------------------------------------------------------------- */
 
-enum kvd_op { KVD_OP_MATCH = 1, KVD_OP_LOAD = 2, KVD_OP_PUT_COMMIT = 3, KVD_OP_TOUCH = 4 };
+enum kvd_op {
+    KVD_OP_MATCH = 1,
+    KVD_OP_LOAD = 2,
+    KVD_OP_PUT_COMMIT = 3,
+    KVD_OP_TOUCH = 4,
+    KVD_OP_PLACE = 5,
+};
 
 struct kvd_completion {
     enum kvd_op op;
     int status;                    /* what the synchronous call would have returned */
     void *cookie;                  /* as submitted */
     struct kvd_match_result match; /* KVD_OP_MATCH */
-    uint32_t good;                 /* KVD_OP_LOAD */
+    uint32_t good;                 /* KVD_OP_LOAD, KVD_OP_PLACE */
     struct kvd_put_result put;     /* KVD_OP_PUT_COMMIT */
 };
 
 /* Each returns at once: 0, or what stopped it from being sent (KVD_BUSY: too many under way); then
  * there is no completion.
- * `prompt` is borrowed only for the call; `dest` and what it points to until the completion, as is
- * the lease. kvd_submit_put_commit takes the put. The deadline is the synchronous call's. */
+ * `prompt` is borrowed only for the call; `dest` and what it points to until the completion, as are
+ * `ret_blocks`, which is written then, and the lease. kvd_submit_put_commit takes the put. The
+ * deadline is the synchronous call's. */
 KVD_API int kvd_submit_match(struct kvd_space *space, const struct kvd_prompt *prompt,
                              void *cookie);
 KVD_API int kvd_submit_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
                             void *cookie);
+KVD_API int kvd_submit_place(struct kvd_lease *lease, uint32_t first, uint32_t n,
+                             const void **ret_blocks, void *cookie);
 KVD_API int kvd_submit_put_commit(struct kvd_put **put, void *cookie);
 KVD_API int kvd_submit_touch(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t n,
                              void *cookie);
@@ -344,7 +397,7 @@ struct kvd_stats {
     uint64_t matches;
     uint64_t asked_blocks;
     uint64_t hit_blocks;
-    uint64_t loaded_blocks;
+    uint64_t loaded_blocks; /* copied or placed */
     uint64_t failed_blocks; /* matched, but not loaded: unreadable, unverified, or stale */
     uint64_t put_blocks;    /* committed */
     uint64_t refused_blocks;

@@ -230,6 +230,24 @@ static void load_done(int result, const struct kvd_wire_block *results, uint32_t
     answer_give(a, result, good);
 }
 
+int rig_commit(struct kvd_session *session, uint64_t put)
+{
+    struct rig_answer a;
+    answer_init(&a);
+    kvd_service_put_commit(session, put, false, put_done, &a);
+    answer_wait(&a);
+    return a.result ? a.result : (int)a.count;
+}
+
+void rig_abort(struct kvd_session *session, uint64_t put)
+{
+    struct rig_answer a;
+    answer_init(&a);
+    kvd_service_put_commit(session, put, true, put_done, &a);
+    answer_wait(&a);
+    assert_int_equal(a.result, 0);
+}
+
 static uint32_t put_batch(struct rig *rig, const struct kvd_prompt_ref *ref, uint32_t first,
                           uint32_t n)
 {
@@ -246,12 +264,9 @@ static uint32_t put_batch(struct rig *rig, const struct kvd_prompt_ref *ref, uin
     if (!out.put) {
         return out.stored_blocks;
     }
-    struct rig_answer a;
-    answer_init(&a);
-    kvd_service_put_commit(rig->session, out.put, false, put_done, &a);
-    answer_wait(&a);
-    assert_int_equal(a.result, 0);
-    return out.stored_blocks + a.count;
+    int committed = rig_commit(rig->session, out.put);
+    assert_true(committed >= 0);
+    return out.stored_blocks + (uint32_t)committed;
 }
 
 uint32_t rig_match(struct rig *rig, const char *tenant, const char *scenario,
@@ -286,8 +301,11 @@ uint32_t rig_load(struct rig *rig, const uint32_t *tokens)
     while (at < rig->match.hit_blocks) {
         struct rig_answer a;
         answer_init(&a);
-        kvd_service_load(rig->session, rig->match.lease, at, rig->match.hit_blocks - at,
-                         kvd_mono_ns() + 30 * KVD_NS_PER_S, load_done, &a);
+        const struct kvd_load_ask ask = {.lease = rig->match.lease,
+                                         .first = at,
+                                         .n = rig->match.hit_blocks - at,
+                                         .deadline_ns = kvd_mono_ns() + 30 * KVD_NS_PER_S};
+        kvd_service_load(rig->session, &ask, load_done, &a);
         answer_wait(&a);
         assert_int_equal(a.result, 0);
         for (uint32_t i = 0; i < a.count; i++) {
@@ -311,8 +329,9 @@ struct rig_answer *rig_load_begin(struct rig *rig, uint64_t deadline_ns)
     struct rig_answer *a = calloc(1, sizeof(*a));
     assert_non_null(a);
     answer_init(a);
-    kvd_service_load(rig->session, rig->match.lease, 0, rig->match.hit_blocks, deadline_ns,
-                     load_done, a);
+    const struct kvd_load_ask ask = {
+        .lease = rig->match.lease, .n = rig->match.hit_blocks, .deadline_ns = deadline_ns};
+    kvd_service_load(rig->session, &ask, load_done, a);
     return a;
 }
 

@@ -75,6 +75,9 @@ int rig_purge_tenant(struct rig *rig, const char *tenant);
 /* Drops blocks [first, first + n): how many were stored, or the error. */
 int rig_drop(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t first,
              uint32_t n);
+/* Commits a begun put: the number of committed blocks, or a negative error. */
+int rig_commit(struct kvd_session *session, uint64_t put);
+void rig_abort(struct kvd_session *session, uint64_t put);
 
 /* Match and load. */
 uint32_t rig_hit(struct rig *rig, const char *tenant, const uint32_t *tokens, uint32_t n_tokens);

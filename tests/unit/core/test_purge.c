@@ -359,8 +359,9 @@ static void r_purge_while_a_load_reads(void **state)
     assert_int_equal(sem_init(&ended.sem, 0, 0), 0);
     assert_int_equal(rig_match(&rig, "alice", "chat", tokens, TOKENS), N);
     int hold = fault_hold(FAULT_READ, ".seg");
-    kvd_service_load(rig.session, rig.match.lease, 0, N, kvd_mono_ns() + 30 * KVD_NS_PER_S,
-                     ended_load, &ended);
+    const struct kvd_load_ask ask = {
+        .lease = rig.match.lease, .n = N, .deadline_ns = kvd_mono_ns() + 30 * KVD_NS_PER_S};
+    kvd_service_load(rig.session, &ask, ended_load, &ended);
     assert_true(fault_wait_held(hold, N));
     assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
     fault_release(hold);

@@ -486,8 +486,9 @@ static int load_of_lease(struct rig *rig, uint64_t lease, uint32_t n)
 {
     sem_t done;
     assert_int_equal(sem_init(&done, 0, 0), 0);
-    kvd_service_load(rig->session, lease, 0, n, kvd_mono_ns() + 30 * KVD_NS_PER_S, load_noted,
-                     &done);
+    const struct kvd_load_ask ask = {
+        .lease = lease, .n = n, .deadline_ns = kvd_mono_ns() + 30 * KVD_NS_PER_S};
+    kvd_service_load(rig->session, &ask, load_noted, &done);
     assert_int_equal(sem_wait(&done), 0);
     (void)sem_destroy(&done);
     return load_answer;
@@ -532,12 +533,13 @@ static void r_put_that_is_never_committed(void **state)
     uint32_t tokens[TOKENS];
     rig_tokens(19, TOKENS, tokens);
     rig_init(&rig, "64MiB", "64MiB");
+    rig.config.client_put_pending = 200;
     rig_open(&rig, false);
     struct kvd_prompt_ref ref = {
         .space_handle = rig.space.handle, .scenario = "chat", .tokens = tokens, .n_tokens = TOKENS};
     assert_int_equal(kvd_service_put_begin(rig.session, &ref, 0, 4, &diag, rig.results, &out), 0);
     assert_int_equal(out.granted_blocks, 4);
-    uint64_t deadline = kvd_mono_ns() + 40 * KVD_NS_PER_S; /* others wait 10 s for it, no longer */
+    uint64_t deadline = kvd_mono_ns() + 20 * KVD_NS_PER_S; /* others wait for it, no longer */
     do {
         assert_true(kvd_mono_ns() < deadline);
         (void)sched_yield();

@@ -112,14 +112,17 @@ int kvd_service_match(struct kvd_session *session, const struct kvd_prompt_ref *
     return 0;
 }
 
-void kvd_service_load(struct kvd_session *session, uint64_t lease, uint32_t first, uint32_t n,
-                      uint64_t deadline_ns, kvd_load_done_fn *done, void *user)
+void kvd_session_name(struct kvd_session *session, const char *name)
+{
+    (void)session;
+    assert_non_null(strstr(name, "(pid "));
+}
+
+void kvd_service_load(struct kvd_session *session, const struct kvd_load_ask *ask,
+                      kvd_load_done_fn *done, void *user)
 {
     struct kvd_service *s = session->service;
-    (void)lease;
-    (void)first;
-    (void)n;
-    (void)deadline_ns;
+    (void)ask;
     (void)pthread_mutex_lock(&s->mtx);
     s->loads[s->n_loads++] = (struct pending){done, user};
     (void)pthread_mutex_unlock(&s->mtx);
