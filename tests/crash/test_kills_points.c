@@ -127,7 +127,7 @@ static void r_killed_between_data_and_index(void **state)
 {
     struct kills_status s;
     struct scene *sc = scene_begin(state, "32MiB", "64MiB");
-    scene_up(sc, "kill@fdatasync:.seg:2:after", false); /* 1: the segment's header */
+    scene_up(sc, "kill@fdatasync:.seg:1:after", false);
     put(sc, CHAT, 0, 1);
     scene_dies(sc);
     scene_up(sc, NULL, false);
