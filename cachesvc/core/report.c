@@ -310,7 +310,7 @@ static int report_status(struct kvd_service *s, json_t **ret)
     char store[2 * KVD_STORE_ID_BYTES + 1];
     kvd_hex(s->identity.store.b, KVD_STORE_ID_BYTES, store);
     (void)pthread_mutex_lock(&s->mtx);
-    uint32_t clients = s->n_sessions;
+    uint32_t clients = s->n_clients;
     uint32_t leases = s->n_leases;
     (void)pthread_mutex_unlock(&s->mtx);
     struct lease_places places;

@@ -25,8 +25,9 @@ int kvd_session_open(struct kvd_service *service, struct kvd_session **ret)
     kvd_list_init(&s->leases);
     kvd_list_init(&s->puts);
     (void)pthread_mutex_lock(&service->mtx);
-    bool room = service->n_sessions < service->config->client_max;
+    bool room = service->n_clients < service->config->client_max;
     if (room) {
+        service->n_clients++;
         service->n_sessions++;
         kvd_list_push_back(&service->sessions, &s->link);
     }
@@ -58,14 +59,20 @@ static void staging_fini(struct kvd_service *service, struct session_space *sp)
     (void)pthread_mutex_lock(&service->mtx);
     service->staging_bytes -= sp->staging_bytes;
     (void)pthread_mutex_unlock(&service->mtx);
+    *sp = (struct session_space){.staging_fd = -1};
+}
+
+static void staging_fini_all(struct kvd_session *s)
+{
+    for (uint32_t i = 0; i < s->n_spaces; i++) {
+        staging_fini(s->service, &s->spaces[i]);
+    }
 }
 
 static void session_free(struct kvd_session *s)
 {
     struct kvd_service *service = s->service;
-    for (uint32_t i = 0; i < s->n_spaces; i++) {
-        staging_fini(service, &s->spaces[i]);
-    }
+    staging_fini_all(s);
     KVD_ASSERT(s->pinned_bytes == 0 && s->n_leases == 0 && s->n_puts == 0);
     pin_table_fini(&s->pins);
     KVD_MAGIC_CLEAR(s);
@@ -103,9 +110,17 @@ void kvd_session_end(struct kvd_session **session)
     *session = NULL;
     (void)pthread_mutex_lock(&s->service->mtx);
     kvd_list_remove(&s->link);
+    s->service->n_clients--;
     (void)pthread_mutex_unlock(&s->service->mtx);
     lease_end_session(s);
     put_end_session(s);
+    /* loads may wait for a hung device: what the client had beside them is given back now */
+    (void)pthread_mutex_lock(&s->service->mtx);
+    bool committing = s->n_puts > 0;
+    (void)pthread_mutex_unlock(&s->service->mtx);
+    if (!committing) {
+        staging_fini_all(s);
+    }
     session_unref(s);
 }
 
