@@ -163,13 +163,14 @@ static void r_flipped_byte_in_a_warm_pool(void **state)
     struct stat st;
     (void)snprintf(path, sizeof(path), "%s/pool", rig.folder);
     assert_int_equal(stat(path, &st), 0);
-    for (off_t at = 8192; at < 64 * 4096; at += 1000) {
+    for (off_t at = 8192; at < 128 * 4096; at += 1000) {
         flip(path, at);
     }
     rig_open(&rig, false);
     /* whatever is served is right: rig_load compares every byte. All is served: nvme has good
      * copies */
     assert_int_equal(rig_hit(&rig, "", tokens, TOKENS), N);
+    assert_true(rig_number(&rig, "status", "", "corrupt") > 0);
     rig_assert_adds_up(&rig);
     rig_fini(&rig);
 }
