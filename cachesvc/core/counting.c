@@ -18,6 +18,7 @@
 #include "cachesvc/core/counting_private.h"
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 static const char name_other[] = "(other)";
 static const char name_default_tenant[] = "(default)";
@@ -107,7 +108,7 @@ static void row_add(struct row *row, uint64_t now_s, const struct kvd_tally *tal
 
 static void tally_move(struct kvd_tally *t, enum kvd_tier_id tier, const struct kvd_amount *amount)
 {
-    KVD_ASSERT(amount_holds(&t->hit[tier], amount));
+    KVD_ASSERT(!KVD_PROTECT(COUNT_NEVER_NEGATIVE) || amount_holds(&t->hit[tier], amount));
     amount_subtract(&t->hit[tier], amount);
     amount_add(&t->missed[KVD_MISS_FAILED], amount);
 }
@@ -137,7 +138,8 @@ static void row_sum(const struct row *row, uint64_t now_s, unsigned w, struct kv
     memset(ret, 0, sizeof(*ret));
     for (uint32_t i = 0; i < windows[w].slots; i++) {
         const struct cell *cell = &row->cells[windows[w].first + i];
-        if (cell->number > 0 && cell->number + windows[w].slots > newest) {
+        if (cell->number > 0 &&
+            (cell->number + windows[w].slots > newest || !KVD_PROTECT(COUNT_WINDOW_ENDS))) {
             tally_add(ret, &cell->tally);
         }
     }
@@ -358,7 +360,7 @@ void kvd_counting_lookup(struct kvd_counting *c, uint64_t now_s, const struct kv
                          const struct kvd_tally *tally, struct kvd_count_slot *ret_slot)
 {
     struct row *rows[KVD_BY_TENANT + 1];
-    KVD_ASSERT(tally_adds_up(tally));
+    KVD_ASSERT(!KVD_PROTECT(COUNT_ADDS_UP) || tally_adds_up(tally));
     counting_lock(c);
     hear_time(c, now_s);
     c->lookups++;
@@ -375,7 +377,7 @@ void kvd_counting_lookup(struct kvd_counting *c, uint64_t now_s, const struct kv
 static struct row *row_counted(const struct table *t, const struct kvd_digest *key, uint64_t nth)
 {
     struct row *row = table_find(t, key);
-    return row && row->first_nth <= nth ? row : t->other;
+    return row && (row->first_nth <= nth || !KVD_PROTECT(COUNT_FAILED_IN_ITS_ROW)) ? row : t->other;
 }
 
 void kvd_counting_failed(struct kvd_counting *c, const struct kvd_count_slot *slot,
@@ -390,7 +392,8 @@ void kvd_counting_failed(struct kvd_counting *c, const struct kvd_count_slot *sl
     for (int by = 0; by <= KVD_BY_TENANT; by++) {
         const struct table *t = &c->tables[by];
         struct row *row = by == KVD_BY_ALL ? t->other : row_counted(t, keys[by], slot->nth);
-        row_move(row, slot->at_s, tier, amount);
+        row_move(row, KVD_PROTECT(COUNT_FAILED_IN_ITS_WINDOW) ? slot->at_s : c->now_s, tier,
+                 amount);
     }
     counting_unlock(c);
 }
@@ -457,7 +460,7 @@ int kvd_counting_report(struct kvd_counting *c, uint64_t now_s, enum kvd_count_b
     }
     report_add(rows, &n, t->other, c->now_s, window, by == KVD_BY_ALL, &sum);
     row_sum(c->tables[KVD_BY_ALL].other, c->now_s, window, &all);
-    KVD_ASSERT(tally_equal(&sum, &all));
+    KVD_ASSERT(!KVD_PROTECT(COUNT_ROWS_ADD_UP) || tally_equal(&sum, &all));
     counting_unlock(c);
     for (uint32_t i = 0; i < n; i++) {
         fn(rows[i].name, &rows[i].tally, user);

@@ -17,6 +17,7 @@ enum {
 
 static const char row_wall[] = "wall";
 static const char row_counters[] = "counters";
+static const char row_since[] = "counted-since";
 
 /* ---- what is written down ---- */
 
@@ -39,19 +40,61 @@ static void persist(struct kvd_service *service)
     }
 }
 
+/* Counting begins now. */
+static int count_from_now(struct kvd_service *service, struct kvd_diag *diag)
+{
+    uint8_t value[8];
+    service->counted_since_s = kvd_wall_now_s(&service->wall);
+    kvd_put_le64(value, service->counted_since_s);
+    int err = kvd_index_row_put(service->index, KVD_INDEX_META, row_since, sizeof(row_since) - 1,
+                                value, sizeof(value), false);
+    return err ? kvd_fail(diag, err, "counters can't be begun: %s", kvd_strerror(err)) : 0;
+}
+
+static int restore_since(struct kvd_service *service, struct kvd_diag *diag)
+{
+    void *value = NULL;
+    uint32_t n = 0;
+    int err = kvd_index_row_get(service->index, KVD_INDEX_META, row_since, sizeof(row_since) - 1,
+                                &value, &n);
+    if (!err && n == 8) {
+        service->counted_since_s = kvd_get_le64(value);
+    }
+    free(value);
+    return err && err != -KVD_E_NOT_FOUND
+               ? kvd_fail(diag, err, "counters can't be read: %s", kvd_strerror(err))
+               : 0;
+}
+
+/* Totals that are damaged are no reason to serve nobody: counting begins anew, and says so. */
+static int counters_lost(struct kvd_service *service, struct kvd_diag *diag)
+{
+    kvd_log_error(service->log, "%s; counting begins anew",
+                  diag ? diag->text : "the stored counters are damaged");
+    service->counters_damaged = "the stored counters were damaged: counting began anew at this "
+                                "start; check the device below the index";
+    if (diag) {
+        diag->text[0] = 0;
+    }
+    return count_from_now(service, diag);
+}
+
 static int restore_counters(struct kvd_service *service, struct kvd_diag *diag)
 {
     void *value = NULL;
     uint32_t n = 0;
     int err = kvd_index_row_get(service->index, KVD_INDEX_META, row_counters,
                                 sizeof(row_counters) - 1, &value, &n);
-    if (err == -KVD_E_NOT_FOUND) {
-        return 0;
+    if (err == -KVD_E_NOT_FOUND || !KVD_PROTECT(COUNTERS_RESTORED)) {
+        free(value);
+        return count_from_now(service, diag);
     }
     err = err ? kvd_fail(diag, err, "counters can't be read: %s", kvd_strerror(err))
               : kvd_counting_decode(service->counting, value, n, diag);
     free(value);
-    return err;
+    return err == -KVD_E_CORRUPT || err == -KVD_E_FORMAT ? counters_lost(service, diag)
+           : err                                         ? err
+                                                         : restore_since(service, diag);
 }
 
 int keeper_restore(struct kvd_service *service, struct kvd_diag *diag)
@@ -265,5 +308,7 @@ void keeper_stop(struct kvd_service *service)
     (void)pthread_mutex_unlock(&service->mtx);
     (void)pthread_join(service->keeper, NULL);
     service->keeper_runs = false;
-    persist(service);
+    if (KVD_PROTECT(COUNTERS_AT_END)) {
+        persist(service);
+    }
 }

@@ -295,7 +295,9 @@ void lease_count_failed(struct lease *lease, uint32_t from)
                                 &moved[tier]);
         }
     }
-    lease->counted_blocks = from < lease->counted_blocks ? from : lease->counted_blocks;
+    if (KVD_PROTECT(COUNT_FAILED_ONCE)) {
+        lease->counted_blocks = from < lease->counted_blocks ? from : lease->counted_blocks;
+    }
 }
 
 /* lock: service.mtx. Claims the overdue leases. */

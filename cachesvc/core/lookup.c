@@ -249,8 +249,10 @@ static void lookup_count(struct lookup *lu, uint32_t n_tokens, struct kvd_count_
 {
     const struct kvd_space_desc *d = &lu->prompt->space->desc;
     struct kvd_tally *t = &lu->tally;
+    uint64_t whole = (uint64_t)lu->asked * d->block_tokens;
+    uint64_t rest = KVD_PROTECT(COUNT_ALL_ASKED) ? n_tokens - whole : 0;
     t->lookups = 1;
-    t->asked.tokens = n_tokens;
+    t->asked.tokens = whole + rest;
     t->asked.blocks = lu->asked;
     t->asked.bytes = lu->asked * d->payload_bytes;
     for (uint32_t i = 0; i < lu->hit; i++) {
@@ -263,10 +265,13 @@ static void lookup_count(struct lookup *lu, uint32_t n_tokens, struct kvd_count_
             amount_add(&t->missed[reason_of_later(lu, i, first)], d);
         }
     }
-    t->missed[KVD_MISS_SHORT].tokens = n_tokens - (uint64_t)lu->asked * d->block_tokens;
+    t->missed[KVD_MISS_SHORT].tokens = rest;
     struct kvd_count_who who;
     prompt_who(lu->prompt, &who);
-    kvd_counting_lookup(lu->service->counting, kvd_mono_ns() / KVD_NS_PER_S, &who, t, ret_slot);
+    /* now, whatever will be loaded of it */
+    if (KVD_PROTECT(COUNT_MISSES) || lu->hit > 0) {
+        kvd_counting_lookup(lu->service->counting, kvd_mono_ns() / KVD_NS_PER_S, &who, t, ret_slot);
+    }
 }
 
 static void lookup_results(const struct lookup *lu, struct kvd_wire_block *ret)

@@ -9,6 +9,7 @@
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
+#include "proto/base/protect.h"
 
 enum { RECENT_MINUTES = 10 };
 #define RECENT_NS (RECENT_MINUTES * 60 * KVD_NS_PER_S)
@@ -66,6 +67,21 @@ static int by_parse(const char *by, struct kvd_diag *diag, enum kvd_count_by *re
                     "hitrate by '%.32s': scenario, tier, space or tenant are known", by);
 }
 
+/* Of what time a report is: a window is shorter than its name after a start, and "ever" began when
+ * the store first counted. */
+static void hitrate_since(struct kvd_service *s, enum kvd_window window, json_t *report)
+{
+    uint64_t now = kvd_wall_now_s(&s->wall);
+    uint64_t up = (kvd_mono_ns() - s->started_mono_ns) / KVD_NS_PER_S;
+    uint64_t length = kvd_window_s(window);
+    bool cut = window != KVD_WINDOW_EVER && up < length && KVD_PROTECT(COUNTED_SINCE);
+    uint64_t since = window == KVD_WINDOW_EVER ? s->counted_since_s : now - (cut ? up : length);
+    bool known = since > 0 && since <= now;
+    (void)json_object_set_new(report, "since_s", known ? u64(since) : json_null());
+    (void)json_object_set_new(report, "counted_s", known ? u64(now - since) : json_null());
+    (void)json_object_set_new(report, "restarted", json_boolean(cut));
+}
+
 static int report_hitrate(struct kvd_service *s, const char *by_name, const char *window_name,
                           struct kvd_diag *diag, json_t **ret)
 {
@@ -84,6 +100,7 @@ static int report_hitrate(struct kvd_service *s, const char *by_name, const char
     *ret = json_pack("{s:i,s:s,s:s,s:o}", "schema", REPORT_SCHEMA, "window",
                      kvd_window_name((enum kvd_window)window), "by", by_name[0] ? by_name : "all",
                      "rows", rows);
+    hitrate_since(s, (enum kvd_window)window, *ret);
     return 0;
 }
 
@@ -196,6 +213,9 @@ static json_t *problems_json(struct kvd_service *s, const struct kvd_tier_stat *
     uint64_t corrupt = atomic_load(&s->counts.corrupt);
     uint64_t failed = atomic_load(&s->counts.write_failures);
     int64_t skew = kvd_wall_skew_s(&s->wall);
+    if (s->counters_damaged) {
+        (void)json_array_append_new(list, json_string(s->counters_damaged));
+    }
     if (corrupt) {
         (void)json_array_append_new(
             list,

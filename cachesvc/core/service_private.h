@@ -96,6 +96,8 @@ struct kvd_service {
     struct kvd_pool *pool;
     struct kvd_tier *nvme; /* NULL: not configured */
     struct kvd_counting *counting;
+    uint64_t counted_since_s;     /* UTC; of "ever". 0: nobody knows */
+    const char *counters_damaged; /* why counting began anew, or NULL */
     struct kvd_owners *owners;
     struct kvd_purges *purges;
     struct kvd_workers *workers;

@@ -2,8 +2,10 @@
 #include "tools/kvdepot/hitrate_view.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #include "tools/kvdepot/report.h"
 #include "tools/kvdepot/table.h"
@@ -163,6 +165,24 @@ static void tier_lines(struct kvd_table *table, const char *group, const json_t 
     }
 }
 
+/* Of what time the report is, where its window's name does not say it. */
+static void since_line(const json_t *report, FILE *out)
+{
+    const json_t *since = json_object_get(report, "since_s");
+    const bool ever = strcmp(json_string_value(json_object_get(report, "window")), "ever") == 0;
+    char text[KVD_TEXT_BYTES];
+    const time_t at = (time_t)json_integer_value(since);
+    struct tm tm;
+    if (json_is_true(json_object_get(report, "restarted"))) {
+        (void)fprintf(out, "the daemon was started %s ago and has counted since then only\n",
+                      kvd_units_duration(text, (uint64_t)json_integer_value(
+                                                   json_object_get(report, "counted_s"))));
+    } else if (ever && json_is_integer(since) && gmtime_r(&at, &tm)) {
+        (void)strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S UTC", &tm);
+        (void)fprintf(out, "counted since %s\n", text);
+    }
+}
+
 int kvd_hitrate_view_tiers(const json_t *report, FILE *out)
 {
     static const char *const heads[] = {"", "", "tokens", "share", "blocks", "bytes", ""};
@@ -182,9 +202,10 @@ int kvd_hitrate_view_tiers(const json_t *report, FILE *out)
     tier_line(table, "asked", "", asked, whole, "");
     tier_lines(table, "hit", hit, whole, NULL);
     tier_lines(table, "missed", missed, whole, reason_text);
-    (void)fprintf(out, "look-ups: %s (window: %s)\n\n",
-                  kvd_units_count(a, amount_of(row, "lookups")),
+    (void)fprintf(out, "look-ups: %s (window: %s)\n", kvd_units_count(a, amount_of(row, "lookups")),
                   json_string_value(json_object_get(report, "window")));
+    since_line(report, out);
+    (void)fprintf(out, "\n");
     int err = kvd_table_print(table, 0, out);
     kvd_table_destroy(&table);
     (void)fprintf(out, "\nhit %s + missed %s = asked %s tokens\n",
@@ -290,8 +311,10 @@ int kvd_hitrate_view_rows(const json_t *report, FILE *out)
         return -ENOMEM;
     }
     rows_fill(table, rows, by);
-    (void)fprintf(out, "shares of the tokens asked (window: %s)\n\n",
+    (void)fprintf(out, "shares of the tokens asked (window: %s)\n",
                   json_string_value(json_object_get(report, "window")));
+    since_line(report, out);
+    (void)fprintf(out, "\n");
     int err = kvd_table_print(table, 0, out);
     kvd_table_destroy(&table);
     return err;
@@ -325,8 +348,16 @@ json_t *kvd_hitrate_by_tier(const json_t *report)
         json_decref(rows);
         return NULL;
     }
-    return json_pack("{s:i, s:O, s:s, s:I, s:O, s:o}", "schema", 1, "window",
-                     json_object_get(report, "window"), "by", "tier", "lookups",
-                     (json_int_t)amount_of(row, "lookups"), "asked", json_object_get(row, "asked"),
-                     "rows", rows);
+    json_t *tiers = json_pack("{s:i, s:O, s:s, s:I, s:O, s:o}", "schema", 1, "window",
+                              json_object_get(report, "window"), "by", "tier", "lookups",
+                              (json_int_t)amount_of(row, "lookups"), "asked",
+                              json_object_get(row, "asked"), "rows", rows);
+    static const char *const times[] = {"since_s", "counted_s", "restarted"};
+    for (size_t i = 0; tiers && i < sizeof(times) / sizeof(times[0]); i++) {
+        json_t *time = json_object_get(report, times[i]);
+        if (time) {
+            (void)json_object_set(tiers, times[i], time);
+        }
+    }
+    return tiers;
 }

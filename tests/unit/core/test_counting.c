@@ -1,10 +1,14 @@
 /* Counting: tiers and reasons add up to asked, in every window, row and moment. */
 #include "kvd_test.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "cachesvc/core/counting.h"
+#include "cachesvc/core/counting_private.h"
 #include "proto/base/bytes.h"
 
 enum { T0 = 1000000 };
@@ -505,7 +509,166 @@ static void test_stored_totals_refused(void **state)
     kvd_counting_destroy(&d);
 }
 
+/* ---- what always holds ---- */
+
+/* Whether fn ends the process, as an assertion does. */
+static bool aborts(void (*fn)(struct kvd_counting *c))
+{
+    int status = 0;
+    (void)fflush(NULL);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct kvd_counting *c = NULL;
+        const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        (void)dup2(quiet, STDERR_FILENO);
+        (void)signal(SIGABRT, SIG_DFL); /* cmocka's own would go on */
+        _exit(kvd_counting_create(T0, &c) == 0 ? (fn(c), 0) : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+    return WIFSIGNALED(status);
+}
+
+static void hit_more_than_asked(struct kvd_counting *c)
+{
+    const struct kvd_count_who who = who_of("chat", "m", 1, "");
+    struct kvd_tally t = tally_of(5, 0, KVD_MISS_NEVER_SEEN);
+    struct kvd_count_slot slot;
+    t.asked = amount_of(4);
+    kvd_counting_lookup(c, T0, &who, &t, &slot);
+}
+
+static void r_hit_rate_above_one(void **state)
+{
+    (void)state;
+    assert_true(aborts(hit_more_than_asked));
+}
+
+static void fail_more_than_hit(struct kvd_counting *c)
+{
+    const struct kvd_count_who who = who_of("chat", "m", 1, "");
+    const struct kvd_count_slot slot = count(c, T0, &who, 5, 0);
+    const struct kvd_amount failed = amount_of(6);
+    kvd_counting_failed(c, &slot, &who, KVD_TIER_DRAM, &failed);
+}
+
+static void r_more_failures_than_hits(void **state)
+{
+    (void)state;
+    assert_true(aborts(fail_more_than_hit));
+}
+
+static void report_after_a_tenant_got_more(struct kvd_counting *c)
+{
+    const struct kvd_count_who who = who_of("chat", "m", 1, "alice");
+    (void)count(c, T0, &who, 5, 0);
+    struct kvd_tally *t = &c->tables[KVD_BY_TENANT].rows[0]->ever;
+    t->asked = t->hit[KVD_TIER_DRAM] = amount_of(6); /* the row itself adds up */
+    (void)report(c, T0, KVD_BY_TENANT, KVD_WINDOW_EVER);
+}
+
+static void r_rows_that_do_not_add_up(void **state)
+{
+    (void)state;
+    assert_true(aborts(report_after_a_tenant_got_more));
+}
+
+/* A name is folded into "(other)", comes back, and then an old look-up of it fails. */
+static void r_failure_of_a_forgotten_name(void **state)
+{
+    (void)state;
+    struct kvd_counting *c = NULL;
+    char name[32];
+    const struct kvd_amount failed = amount_of(3);
+    assert_int_equal(kvd_counting_create(T0, &c), 0);
+    const struct kvd_count_who who = who_of("first", "m", 1, "");
+    const struct kvd_count_slot slot = count(c, T0, &who, 5, 0);
+    for (unsigned i = 0; i < 32; i++) { /* the table of scenarios is full */
+        (void)snprintf(name, sizeof(name), "s%u", i);
+        const struct kvd_count_who other = who_of(name, "m", 1, "");
+        (void)count(c, T0 + 2 * 86400, &other, 0, 1);
+    }
+    struct rows *rows = report(c, T0 + 2 * 86400, KVD_BY_SCENARIO, KVD_WINDOW_EVER);
+    assert_int_equal(row_named(rows, "(other)")->hit[KVD_TIER_DRAM].blocks, 5);
+    (void)count(c, T0 + 4 * 86400, &who, 4, 0);
+    kvd_counting_failed(c, &slot, &who, KVD_TIER_DRAM, &failed);
+    rows = report(c, T0 + 4 * 86400, KVD_BY_SCENARIO, KVD_WINDOW_EVER);
+    assert_int_equal(row_named(rows, "(other)")->hit[KVD_TIER_DRAM].blocks, 2);
+    assert_int_equal(row_named(rows, "first")->hit[KVD_TIER_DRAM].blocks, 4);
+    kvd_counting_destroy(&c);
+}
+
+/* The look-ups of now have nothing to do with it. */
+static void r_failure_after_its_window(void **state)
+{
+    (void)state;
+    struct kvd_counting *c = NULL;
+    const struct kvd_count_who who = who_of("chat", "m", 1, "");
+    const struct kvd_amount failed = amount_of(3);
+    assert_int_equal(kvd_counting_create(T0, &c), 0);
+    const struct kvd_count_slot slot = count(c, T0, &who, 3, 0);
+    (void)count(c, T0 + 600, &who, 4, 0);
+    kvd_counting_failed(c, &slot, &who, KVD_TIER_DRAM, &failed);
+    struct rows *rows = report(c, T0 + 600, KVD_BY_ALL, KVD_WINDOW_1M);
+    assert_int_equal(rows->sum.hit[KVD_TIER_DRAM].blocks, 4);
+    assert_int_equal(rows->sum.missed[KVD_MISS_FAILED].blocks, 0);
+    rows = report(c, T0 + 600, KVD_BY_ALL, KVD_WINDOW_1H);
+    assert_int_equal(rows->sum.hit[KVD_TIER_DRAM].blocks, 4);
+    assert_int_equal(rows->sum.missed[KVD_MISS_FAILED].blocks, 3);
+    kvd_counting_destroy(&c);
+}
+
+/* A bad hour after a good day shows as such. */
+static void r_average_over_all_time(void **state)
+{
+    (void)state;
+    struct kvd_counting *c = NULL;
+    const struct kvd_count_who who = who_of("chat", "m", 1, "");
+    assert_int_equal(kvd_counting_create(T0, &c), 0);
+    for (uint64_t s = 0; s < 86400; s += 60) {
+        (void)count(c, T0 + s, &who, 10, 0);
+    }
+    for (uint64_t s = 86400; s <= 86400 + 7200; s += 60) {
+        (void)count(c, T0 + s, &who, 0, 10);
+    }
+    struct rows *rows = report(c, T0 + 86400 + 7200, KVD_BY_ALL, KVD_WINDOW_1H);
+    assert_true(rows->sum.asked.blocks > 0);
+    assert_int_equal(rows->sum.hit[KVD_TIER_DRAM].blocks, 0);
+    kvd_counting_destroy(&c);
+}
+
+/* Rows that are whole, but of which one is missing. */
+static void r_stored_totals_that_do_not_add_up(void **state)
+{
+    (void)state;
+    struct kvd_counting *c = some_counters();
+    struct kvd_counting *d = NULL;
+    struct kvd_diag diag;
+    uint8_t *bytes = NULL;
+    uint32_t n = 0;
+    assert_int_equal(kvd_counting_encode(c, (void **)&bytes, &n), 0);
+    assert_int_equal(kvd_counting_create(T0, &d), 0);
+    uint32_t at = 20 + 8 + 32 + 4 + 3 + 8; /* the mask of what "all" has */
+    uint64_t mask = 0;
+    memcpy(&mask, bytes + at, 8);
+    const uint32_t row = at + 8 + 24 * (uint32_t)__builtin_popcountll(mask);
+    memmove(bytes + 20, bytes + row, n - row);
+    kvd_put_le32(bytes + 16, kvd_get_le32(bytes + 16) - 1);
+    assert_int_equal(kvd_counting_decode(d, bytes, n - (row - 20), &diag), -KVD_E_CORRUPT);
+    free(bytes);
+    kvd_counting_destroy(&c);
+    kvd_counting_destroy(&d);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(r_hit_rate_above_one),
+    cmocka_unit_test(r_more_failures_than_hits),
+    cmocka_unit_test(r_rows_that_do_not_add_up),
+    cmocka_unit_test(r_failure_of_a_forgotten_name),
+    cmocka_unit_test(r_failure_after_its_window),
+    cmocka_unit_test(r_average_over_all_time),
+    cmocka_unit_test(r_stored_totals_that_do_not_add_up),
     cmocka_unit_test(test_names),
     cmocka_unit_test(test_window_lengths),
     cmocka_unit_test(test_windows_over_days),

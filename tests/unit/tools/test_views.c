@@ -165,6 +165,39 @@ static void test_hitrate_tiers(void **state)
     json_decref(report);
 }
 
+/* A window that a restart cut short, and since when "ever" is. */
+static void test_hitrate_since(void **state)
+{
+    static const struct {
+        const char *fields;
+        const char *says;
+    } cases[] = {
+        {"{\"window\":\"1h\",\"since_s\":1767225600,\"counted_s\":200,\"restarted\":true}",
+         "(window: 1h)\nthe daemon was started 3 min 20 s ago and has counted since then only\n\n"},
+        {"{\"window\":\"1h\",\"since_s\":1767225600,\"counted_s\":3600,\"restarted\":false}",
+         "(window: 1h)\n\n"},
+        {"{\"window\":\"ever\",\"since_s\":1767225600,\"counted_s\":9,\"restarted\":false}",
+         "(window: ever)\ncounted since 2026-01-01 00:00:00 UTC\n\n"},
+        {"{\"window\":\"ever\",\"since_s\":null,\"counted_s\":null,\"restarted\":false}",
+         "(window: ever)\n\n"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        json_t *report = parsed(HITRATE("all", ASKED));
+        json_t *fields = json_loads(cases[i].fields, 0, NULL);
+        struct output out;
+        assert_int_equal(json_object_update(report, fields), 0);
+        output_open(&out);
+        assert_int_equal(kvd_hitrate_view_tiers(report, out.file), 0);
+        assert_int_equal(kvd_hitrate_view_rows(report, out.file), 0);
+        const char *first = strstr(output_text(&out), cases[i].says);
+        assert_non_null(first);
+        assert_non_null(strstr(first + 1, cases[i].says)); /* in both views */
+        output_close(&out);
+        json_decref(fields);
+        json_decref(report);
+    }
+}
+
 static void test_hitrate_rows(void **state)
 {
     json_t *report = parsed(HITRATE("scenario", ASKED));
@@ -316,6 +349,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_hitrate_rows),           cmocka_unit_test(test_hitrate_no_rows_yet),
     cmocka_unit_test(test_hitrate_must_add_up),    cmocka_unit_test(test_hitrate_bad_shape),
     cmocka_unit_test(test_hitrate_json_by_tier),   cmocka_unit_test(test_verify),
+    cmocka_unit_test(test_hitrate_since),
 };
 
 KVD_TEST_MAIN(tests)
