@@ -188,18 +188,12 @@ void kvd_space_field_at(const struct kvd_space_desc *d, unsigned at, struct kvd_
 /* Whether a field is hashed at all: each is, but for what a test takes out. */
 static bool field_counts(uint16_t tag)
 {
-    switch (tag) {
-    case TAG_MODEL:
-        return true; /* for people; the weights are the identity */
-    case TAG_WEIGHTS:
-        return KVD_PROTECT(SPACE_WEIGHTS);
-    case TAG_ADAPTER:
-        return KVD_PROTECT(SPACE_ADAPTER);
-    case TAG_NUMERICS:
-        return KVD_PROTECT(SPACE_NUMERICS);
-    default:
-        return KVD_PROTECT(SPACE_GEOMETRY);
-    }
+    const bool by_itself =
+        tag == TAG_MODEL || tag == TAG_WEIGHTS || tag == TAG_ADAPTER || tag == TAG_NUMERICS;
+    return (tag != TAG_WEIGHTS || KVD_PROTECT(SPACE_WEIGHTS)) &&
+           (tag != TAG_ADAPTER || KVD_PROTECT(SPACE_ADAPTER)) &&
+           (tag != TAG_NUMERICS || KVD_PROTECT(SPACE_NUMERICS)) &&
+           (by_itself || KVD_PROTECT(SPACE_GEOMETRY));
 }
 
 void kvd_space_digest(const struct kvd_space_desc *d, struct kvd_digest *ret_space)

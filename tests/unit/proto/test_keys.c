@@ -321,7 +321,7 @@ static struct kvd_space_desc moved_borders(const struct kvd_space_desc *d, char 
     model[0] = d->model[0];
     model[1] = 0;
     numerics[0] = (char)d->adapter.b[31];
-    (void)strcpy(numerics + 1, d->numerics);
+    (void)snprintf(numerics + 1, 3, "%s", d->numerics);
     m.model = model;
     m.numerics = numerics;
     m.weights.b[0] = (uint8_t)d->model[1];
