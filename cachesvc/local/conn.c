@@ -19,6 +19,7 @@
 
 #include "cachesvc/local/door.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5; younger than Debian 12's headers */
@@ -68,7 +69,8 @@ int local_conn_create(struct kvd_local *local, int fd, struct local_conn **ret)
         return -ENOMEM;
     }
     /* our own process at the other end (an embedded daemon): no end to wait for */
-    conn->pidfd = cred.pid == getpid() ? -1 : process_watch(fd, cred.pid);
+    const bool other = cred.pid != getpid() && KVD_PROTECT(PROCESS_END_FREES);
+    conn->pidfd = other ? process_watch(fd, cred.pid) : -1;
     if (conn->pidfd == -ESRCH) {
         free(conn);
         return -ESRCH;

@@ -15,6 +15,7 @@
 
 #include "cachesvc/local/door.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 enum { EVENTS_A_WAKEUP = 64, ACCEPTS_A_WAKEUP = 16, CONTROL_FDS_MAX = 253, FREE_WAIT_S = 60 };
 
@@ -76,7 +77,9 @@ static void conn_read(struct local_conn *conn)
         case RECEIVED_NOTHING:
             return;
         case RECEIVED_END:
-            conn_end(conn, NULL);
+            if (KVD_PROTECT(SOCKET_END_FREES)) {
+                conn_end(conn, NULL);
+            }
             return;
         case RECEIVED_TOO_LONG:
             conn_end(conn, "sent a packet longer than 64 KiB");
@@ -176,9 +179,9 @@ static void tick(struct kvd_local *local, uint64_t now_ns)
     }
     kvd_list_foreach_safe (it, &local->conns) {
         struct local_conn *conn = KVD_CONTAINER_OF(it, struct local_conn, link);
-        if (!conn->greeted && now_ns > conn->hello_deadline_ns) {
+        if (KVD_PROTECT(HELLO_IN_TIME) && !conn->greeted && now_ns > conn->hello_deadline_ns) {
             conn_end(conn, "did not say hello in time");
-        } else if (local_conn_send_overdue(conn, now_ns)) {
+        } else if (KVD_PROTECT(UNREAD_REPLIES_END) && local_conn_send_overdue(conn, now_ns)) {
             conn_end(conn, "does not read its replies");
         }
     }

@@ -19,6 +19,7 @@
 #include <sys/un.h>
 
 #include "client/src/internal.h"
+#include "proto/base/protect.h"
 
 enum { AREA_BYTES_MIN = 64 << 10, AREA_BYTES_MAX = 1 << 30 };
 
@@ -115,7 +116,8 @@ static int attempt_locked(struct kvd_client *c)
 static void hello_wait_locked(struct kvd_client *c, uint64_t deadline_ns)
 {
     struct kvd_link *conn = c->conn;
-    if (c->impatient || conn->receiving || kvd_list_empty(&conn->calls)) {
+    if ((KVD_PROTECT(HELLO_WAITED_ONCE) && c->impatient) || conn->receiving ||
+        kvd_list_empty(&conn->calls)) {
         return;
     }
     struct kvd_call *call = KVD_CONTAINER_OF(conn->calls.next, struct kvd_call, link);
@@ -138,7 +140,8 @@ int kvd_client_ready_locked(struct kvd_client *c, bool wait, uint64_t deadline_n
     if (c->conn) {
         kvd_link_pump_locked(c->conn); /* late replies; and the news that the daemon has gone */
     }
-    if (!c->conn && c->path && kvd_mono_ns() >= c->next_attempt_ns) {
+    const bool due = kvd_mono_ns() >= c->next_attempt_ns || !KVD_PROTECT(RECONNECT_PAUSE);
+    if (!c->conn && c->path && due) {
         (void)attempt_locked(c);
     }
     if (c->conn && c->conn->state == KVD_LINK_GREETING && wait) {
@@ -151,7 +154,7 @@ int kvd_client_ready_locked(struct kvd_client *c, bool wait, uint64_t deadline_n
     if (conn->state == KVD_LINK_GREETING) {
         return kvd_client_fail(c, KVD_UNAVAILABLE, "the daemon has not answered hello yet");
     }
-    if (conn->stalled) {
+    if (KVD_PROTECT(BREAKER) && conn->stalled) {
         kvd_link_probe_locked(conn);
         return kvd_client_fail(
             c, KVD_UNAVAILABLE,

@@ -8,6 +8,7 @@
 #include <sys/timerfd.h>
 
 #include "client/src/internal.h"
+#include "proto/base/protect.h"
 
 /* Sets the timer to `when`, or off for 0. */
 static void timer_set_locked(struct kvd_client *c, uint64_t when)
@@ -97,7 +98,7 @@ static int expire_locked(struct kvd_client *c, struct kvd_completion *ret, int m
     uint64_t now = kvd_mono_ns();
     kvd_list_foreach_safe (it, &c->submitted) {
         struct kvd_call *call = KVD_CONTAINER_OF(it, struct kvd_call, async);
-        if (n < max && call->deadline_ns <= now) {
+        if (KVD_PROTECT(SUBMISSION_DEADLINE) && n < max && call->deadline_ns <= now) {
             ret[n++] = (struct kvd_completion){.op = op_of(call),
                                                .status = call->before ? 0 : KVD_DEADLINE,
                                                .good = call->before,

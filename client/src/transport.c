@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 #include "client/src/internal.h"
+#include "proto/base/protect.h"
 
 enum {
     REQUEST_PACKED_MAX = 4096, /* no request is longer: names and digests, no arrays */
@@ -334,7 +335,7 @@ int kvd_call_send_locked(struct kvd_call *call, Kvd__Wire__Request *req, bool wa
         if (!wait) {
             return kvd_client_fail(c, KVD_BUSY, "the socket is full: the daemon does not keep up");
         }
-        if (kvd_mono_ns() >= call->deadline_ns) {
+        if (KVD_PROTECT(SEND_DEADLINE) && kvd_mono_ns() >= call->deadline_ns) {
             c->stats.deadlines++;
             conn->stalled = true;
             return kvd_client_fail(c, KVD_DEADLINE, "the daemon took no request in time");
@@ -646,7 +647,7 @@ int kvd_call_wait_locked(struct kvd_call *call)
     int err = 0;
     conn->refs++;
     while (call->state == KVD_CALL_WAITING) {
-        if (kvd_mono_ns() >= call->deadline_ns) {
+        if (KVD_PROTECT(CALL_DEADLINE) && kvd_mono_ns() >= call->deadline_ns) {
             kvd_call_abandon_locked(call);
             err = kvd_client_fail(c, KVD_DEADLINE, "the daemon did not answer in time");
             break;

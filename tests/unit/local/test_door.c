@@ -383,7 +383,7 @@ static void test_descriptors_are_closed(void **state)
 /* ---- silence */
 
 /* One client that never reads, one that never speaks: both are cut off, and others don't notice. */
-static void test_stuck_clients(void **state)
+static void r_clients_that_never_read_or_speak(void **state)
 {
     (void)state;
     struct rig rig;
@@ -456,6 +456,40 @@ static void test_connections_without_hello_are_bounded(void **state)
     rig_fini(&rig);
 }
 
+/* ---- leaving */
+
+/* A socket that is closed, by a process that lives on, with a lease and a begun put. */
+static void r_client_that_hangs_up(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct raw raw;
+    rig_init(&rig);
+    rig_start(&rig);
+    struct kvd_client *c = rig_client(&rig);
+    struct kvd_space *s = rig_space(c);
+    uint32_t tokens[2 * RIG_BLOCK_TOKENS + 1] = {0}; /* what an empty request area asks for */
+    const uint8_t block[RIG_BLOCK_BYTES] = {1};
+    const void *src[2] = {block, block};
+    struct kvd_prompt p = rig_prompt(tokens, 2 * RIG_BLOCK_TOKENS + 1);
+    assert_int_equal(kvd_put(s, &p, 0, 2, src, NULL), 0);
+    raw_open(&raw, &rig, true);
+    assert_int_equal(
+        match_error(&raw, &(struct ranges){0, 4 * (2 * RIG_BLOCK_TOKENS + 1), 4096, 64}), 0);
+    assert_int_equal(rig_status(c, "leases"), 1);
+    assert_true(rig_status(c, "leased_bytes") > 0);
+    raw_close(&raw);
+    uint64_t until = kvd_mono_ns() + RIG_WAIT_MS * (uint64_t)KVD_NS_PER_MS;
+    while (rig_status(c, "clients") != 1 && kvd_mono_ns() < until) {
+        assert_int_equal(kvd_ping(c), 0);
+    }
+    assert_int_equal(rig_status(c, "clients"), 1);
+    assert_int_equal(rig_status(c, "leases"), 0);
+    assert_int_equal(rig_status(c, "leased_bytes"), 0);
+    kvd_client_close(&c);
+    rig_fini(&rig);
+}
+
 /* ---- death */
 
 /* The client's process, started before the daemon has threads: connects when told to, holds a
@@ -481,7 +515,7 @@ static void victim(struct rig *rig, int go, int ready)
     _exit(0);
 }
 
-static void test_killed_client(void **state)
+static void r_client_killed_while_its_child_holds_the_socket(void **state)
 {
     (void)state;
     struct rig rig;
@@ -526,9 +560,10 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_loads_of_nothing),
     cmocka_unit_test(test_requests_without_sense),
     cmocka_unit_test(test_descriptors_are_closed),
-    cmocka_unit_test(test_stuck_clients),
+    cmocka_unit_test(r_clients_that_never_read_or_speak),
     cmocka_unit_test(test_connections_without_hello_are_bounded),
-    cmocka_unit_test(test_killed_client),
+    cmocka_unit_test(r_client_that_hangs_up),
+    cmocka_unit_test(r_client_killed_while_its_child_holds_the_socket),
 };
 
 KVD_TEST_MAIN(tests)

@@ -131,7 +131,7 @@ static void test_victim_by_policy(void **state)
 
 enum { PINNED_MAX = 4096 };
 
-static void test_pinned_stays_and_full(void **state)
+static void r_pinned_slot_is_wanted(void **state)
 {
     (void)state;
     static struct kvd_slot *slots[PINNED_MAX];
@@ -423,7 +423,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_fill_beyond_cap),
     cmocka_unit_test(test_too_long),
     cmocka_unit_test(test_victim_by_policy),
-    cmocka_unit_test(test_pinned_stays_and_full),
+    cmocka_unit_test(r_pinned_slot_is_wanted),
     cmocka_unit_test(test_pin_chain_stops_at_gap),
     cmocka_unit_test(test_exists_cancel),
     cmocka_unit_test(test_remove_pinned),
