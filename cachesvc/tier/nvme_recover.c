@@ -525,7 +525,7 @@ static int keep_sealed(struct nvme *t, struct nvme_segment *seg)
     uint64_t charge = 0;
     int err = kvd_segment_file_open(t->io, t->root_fd, &seg->info, &fd);
     err = err ? err : kvd_segment_file_bytes(fd, &size, &charge);
-    if (err) {
+    if (err && KVD_PROTECT(MISSING_IS_LOST)) {
         leave_alone(t, &seg->info, false, kvd_strerror(err));
         set_dead(t, seg, KVD_GONE_LOST);
     } else if (KVD_PROTECT(SEALED_ARE_COUNTED)) {

@@ -3,12 +3,13 @@
 #include "kvd_test.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "fault_io.h"
 #include "proto/base/clock.h"
 #include "service_rig.h"
 
-enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5 };
+enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5, STOP_WAIT_S = 45 };
 
 static int setup(void **state)
 {
@@ -192,6 +193,7 @@ static void r_hung_writes(void **state)
 static void stop_with(struct rig *rig, int held, uint64_t n)
 {
     rig->config.stop_patience = 100; /* ms */
+    (void)alarm(STOP_WAIT_S);        /* ends this test where stopping doesn't end */
     assert_true(fault_wait_held(held, n));
     rig_disconnect(rig);
     assert_int_equal(kvd_service_close(&rig->service), -KVD_E_DEADLINE);
@@ -199,6 +201,7 @@ static void stop_with(struct rig *rig, int held, uint64_t n)
     rig->config.stop_patience = 20000;
     fault_release(held);
     rig_close(rig);
+    (void)alarm(0);
     rig_open(rig, true);
 }
 
