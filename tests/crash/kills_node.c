@@ -178,7 +178,8 @@ static void tiers_of(const json_t *root, struct kills_status *ret)
 /* Not what this machine may be like: a slow disk, a file system without direct I/O. */
 static bool is_fault(const char *problem)
 {
-    return !strstr(problem, "were not written down below dram") && strncmp(problem, "nvme: ok", 8);
+    return !strstr(problem, "were not written down below dram") &&
+           strncmp(problem, "nvme: ok", 8) != 0;
 }
 
 void kills_node_status(struct kills_node *n, struct kills_status *ret)

@@ -394,7 +394,9 @@ static void flip_in_pool(struct scene *sc, uint32_t conv, uint32_t block)
     uint8_t *payload = malloc(bytes);
     struct stat st;
     int fd = open(sc->node.pool, O_RDWR | O_CLOEXEC);
-    assert_true(fd >= 0 && payload && fstat(fd, &st) == 0);
+    assert_true(fd >= 0);
+    assert_non_null(payload);
+    assert_int_equal(fstat(fd, &st), 0);
     kills_payload_make(c, block, payload);
     uint8_t *pool = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(pool != MAP_FAILED);

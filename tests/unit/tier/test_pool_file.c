@@ -338,7 +338,7 @@ static void r_payload_that_looks_like_slot_headers(void **state)
     f.options.drop = false;
     for (uint32_t i = 0; i < l.pages * large->slots; i++) {
         assert_int_equal(block_put(f.pool, 10000 + i, LARGE, &slot), 0);
-        if (i == 0) {
+        if (i == 0 && slot) {
             assert_int_equal(slot->file_offset, page_at(f.options.cap_bytes, 0) + HEADER_BYTES);
             memcpy(slot->base + FROM - HEADER_BYTES, headers, n);
         }
