@@ -53,6 +53,18 @@ static void offline_fini(struct offline *o)
     free(o->tokens);
 }
 
+/* What keeps daemons away while this reads: the store's folder, and that of its segments. */
+struct locks {
+    int top;
+    int below;
+};
+
+static void locks_fini(struct locks *l)
+{
+    kvd_close_fd(&l->top);
+    kvd_close_fd(&l->below);
+}
+
 static void file_fini(struct file *f)
 {
     kvd_close_fd(&f->fd);
@@ -321,7 +333,7 @@ static void read_store(struct offline *o, int folder)
     o->store_known = true;
 }
 
-static int open_folders(struct offline *o, const char *path, int *ret_root, int *ret_locks)
+static int open_folders(struct offline *o, const char *path, int *ret_root, struct locks *ret_locks)
 {
     KVD_AUTOCLOSE int top = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (top < 0) {
@@ -335,10 +347,10 @@ static int open_folders(struct offline *o, const char *path, int *ret_root, int 
                         path);
     }
     read_store(o, top);
-    int err = lock_shared(top, path, o->diag, &ret_locks[0]);
+    int err = lock_shared(top, path, o->diag, &ret_locks->top);
     int below = openat(top, "nvme", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (!err && below >= 0) {
-        err = lock_shared(below, path, o->diag, &ret_locks[1]);
+        err = lock_shared(below, path, o->diag, &ret_locks->below);
     }
     if (err) {
         kvd_close_fd(&below);
@@ -363,18 +375,14 @@ int kvd_verify_offline(const char *folder, bool (*stop)(void), json_t **ret_repo
 {
     KVD_CLEANUP(offline_fini) struct offline o = {.stop = stop, .diag = diag};
     KVD_AUTOCLOSE int root = -1;
-    KVD_AUTOCLOSE int lock = -1;
-    KVD_AUTOCLOSE int lock_below = -1;
-    int locks[2] = {-1, -1};
+    KVD_CLEANUP(locks_fini) struct locks locks = {-1, -1};
     uint64_t began_ns = kvd_mono_ns();
     o.bad = json_array();
     o.tokens = malloc(TOKENS_MAX * sizeof(*o.tokens));
     if (!o.bad || !o.tokens) {
         return kvd_fail(diag, -ENOMEM, "out of memory");
     }
-    int err = open_folders(&o, folder, &root, locks);
-    lock = locks[0];
-    lock_below = locks[1];
+    int err = open_folders(&o, folder, &root, &locks);
     if (err) {
         return err;
     }
