@@ -17,6 +17,7 @@
 #include "cachesvc/core/purge_table.h"
 #include "proto/base/assert.h"
 #include "proto/base/cleanup.h"
+#include "proto/base/protect.h"
 
 enum { PURGES_MAGIC = 0x4b564450 };
 
@@ -62,7 +63,9 @@ static void file_cut_off(struct kvd_purges *p, int fd)
 {
     p->rewrite = true;
     int err = p->io->files->truncate(p->io, fd, kvd_purge_log_bytes(p->file_rows));
-    err = err ? err : kvd_io_transfer(p->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    if (!err && KVD_PROTECT(SYNC_FAILED_PURGE)) {
+        err = kvd_io_transfer(p->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    }
     if (err) {
         kvd_log_warn(p->log,
                      "%s/%s: what a failed purge left can't be cut off: %s; it may hold after a "
@@ -86,7 +89,9 @@ static int file_append(struct kvd_purges *p, const struct kvd_purge_row *rows, u
     }
     int err = kvd_io_transfer(p->io, KVD_IO_WRITE, fd, bytes, (uint64_t)n * KVD_PURGE_ROW_BYTES,
                               kvd_purge_log_bytes(p->file_rows));
-    err = err ? err : kvd_io_transfer(p->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    if (!err && KVD_PROTECT(SYNC_PURGE)) {
+        err = kvd_io_transfer(p->io, KVD_IO_FDATASYNC, fd, NULL, 0, 0);
+    }
     if (err) {
         file_cut_off(p, fd);
         return err;

@@ -243,6 +243,12 @@ void truth_at(const struct history *h, uint32_t events, struct image_truth *ret)
             ret->boot = ((const struct world_index *)record_extra(e))->boot;
         } else if (e->mark == MARK_COUNTED) {
             counted = e->bytes;
+        } else if (e->mark == MARK_PURGING) {
+            ret->purged[e->bytes] = PURGED_PERHAPS;
+        } else if (e->mark == MARK_PURGED) {
+            ret->purged[e->bytes] = PURGED;
+        } else if (e->mark == MARK_NOT_PURGED) {
+            ret->purged[e->bytes] = PURGED_NOT;
         } else if (e->mark == MARK_RUN_END && !e->bytes) {
             ret->asked_tokens = counted;
         }
@@ -375,7 +381,9 @@ static bool happens(struct image *m, const struct disk_op *op, bool *ret_torn)
     bool open = op->ended >= m->how->events; /* under way, or its end not seen */
     *ret_torn = false;
     if (m->how->files != FILES_ANY) {
-        return m->how->files == FILES_ALL && !open;
+        uint32_t kind = op->event->op;
+        bool takes = kind == RECORD_TRUNCATE || kind == RECORD_UNLINK;
+        return !open && (m->how->files == FILES_ALL || (m->how->files == FILES_GROWN && !takes));
     }
     if (draw(m, 100) < m->drop_percent) {
         return false;

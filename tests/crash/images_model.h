@@ -26,7 +26,12 @@ struct history {
     uint64_t seed; /* of the store's keys */
 };
 
-enum image_files { FILES_SYNCED, FILES_ALL, FILES_ANY };
+enum image_files {
+    FILES_SYNCED, /* what was synced */
+    FILES_ALL,    /* and all that had ended */
+    FILES_GROWN,  /* and what had ended, but what makes files shorter or takes names away */
+    FILES_ANY,
+};
 enum image_index { INDEX_SYNCED, INDEX_ALL, INDEX_ANY, INDEX_GONE };
 
 struct image_how {
@@ -36,6 +41,8 @@ struct image_how {
     uint64_t random; /* of FILES_ANY, INDEX_ANY */
 };
 
+enum image_purged { PURGED_NOT, PURGED_PERHAPS, PURGED };
+
 /* What was promised until then. */
 struct image_truth {
     struct image_promise {
@@ -43,8 +50,9 @@ struct image_truth {
         uint64_t segment;
     } * promises; /* those that hold; no key twice */
     uint32_t n_promises;
-    uint64_t boot;         /* the last one that was used */
-    uint64_t asked_tokens; /* the least that the counters must say */
+    uint8_t purged[WORLD_PROMPTS]; /* enum image_purged */
+    uint64_t boot;                 /* the last one that was used */
+    uint64_t asked_tokens;         /* the least that the counters must say */
 };
 
 void history_load(const char *folder, struct history *ret);

@@ -39,21 +39,56 @@ static void put(struct stage *s, uint32_t prompt)
     uint32_t tokens[WORLD_TOKENS_MAX];
     (void)world_tokens(prompt, tokens);
     uint32_t n = world_blocks(prompt);
-    assert_int_equal(rig_put(&s->rig, "", world_class(prompt), tokens, n), n);
+    assert_int_equal(rig_put(&s->rig, world_tenant(prompt), world_class(prompt), tokens, n), n);
 }
 
 static void put_range(struct stage *s, uint32_t first, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        put(s, (first + i) % WORLD_PROMPTS);
+        uint32_t prompt = (first + i) % WORLD_PROMPTS;
+        if (!world_guest(prompt)) {
+            put(s, prompt);
+        }
     }
+}
+
+/* Four of the guest's prompts: three are dropped at once, the fourth, and what the guest may have
+ * had besides, by a purge. With `fault` the first drop fails, and that prompt stays. */
+static void guests(struct stage *s, uint32_t first, const struct fault *fault)
+{
+    for (uint32_t p = first; p < first + 40; p += 10) {
+        assert_true(world_guest(p));
+        put(s, p);
+    }
+    rig_settle(&s->rig);
+    for (uint32_t p = first; p < first + 30; p += 10) {
+        uint32_t tokens[WORLD_TOKENS_MAX];
+        (void)world_tokens(p, tokens);
+        (void)record_mark(MARK_PURGING, p, NULL, 0);
+        if (fault) {
+            (void)fault_add(fault);
+        }
+        int dropped = rig_drop(&s->rig, world_tenant(p), tokens, 0, world_blocks(p));
+        fault_clear();
+        assert_int_equal(dropped < 0, fault != NULL);
+        (void)record_mark(fault ? MARK_NOT_PURGED : MARK_PURGED, p, NULL, 0);
+        fault = NULL;
+    }
+}
+
+/* The last of the four. */
+static void purge_guest(struct stage *s, uint32_t first)
+{
+    (void)record_mark(MARK_PURGING, first + 30, NULL, 0);
+    assert_int_equal(rig_purge_tenant(&s->rig, world_tenant(first)), 0);
+    (void)record_mark(MARK_PURGED, first + 30, NULL, 0);
 }
 
 static void hit(struct stage *s, uint32_t prompt)
 {
     uint32_t tokens[WORLD_TOKENS_MAX];
     uint32_t n = world_tokens(prompt, tokens);
-    uint32_t found = rig_match(&s->rig, "", world_class(prompt), tokens, n);
+    uint32_t found = rig_match(&s->rig, world_tenant(prompt), world_class(prompt), tokens, n);
     assert_int_equal(found ? rig_load(&s->rig, tokens) : 0, found);
 }
 
@@ -122,6 +157,8 @@ static void holes(struct stage *s)
     put_batch(s, 2, 5, &write);
     put_batch(s, 52, 3, &sync);
     put_batch(s, 4, 4, NULL);
+    guests(s, 7, NULL);
+    purge_guest(s, 7);
     for (uint32_t p = 0; p < 12; p++) {
         hit(s, p);
     }
@@ -135,6 +172,7 @@ static void tail(struct stage *s)
     put_batch(s, 1, 4, NULL);
     put_range(s, 20, 4 + draw(s, 6));
     rig_settle(&s->rig);
+    guests(s, 47, NULL);
     kill_at(FAULT_FDATASYNC, ".seg", FAULT_BEFORE, draw(s, 2));
     put_range(s, 40, 12);
     rig_settle(&s->rig);
@@ -168,6 +206,16 @@ static void clean(struct stage *s)
     count(s);
 }
 
+/* A drop that fails, and is said to have failed, among others. */
+static void failed_drop(struct stage *s)
+{
+    const struct fault sync = {
+        .op = FAULT_FDATASYNC, .kind = FAULT_FAIL, .file = "PURGES", .times = 1};
+    rig_open(&s->rig, true);
+    guests(s, 87, &sync);
+    count(s);
+}
+
 /* Killed anywhere. */
 static void anywhere(struct stage *s)
 {
@@ -185,7 +233,7 @@ static const struct {
 } stages[] = {
     {first_folder, DIES}, {first_identity, DIES}, {second_folder, DIES},  {class_folder, DIES},
     {holes, LIVES},       {tail, DIES},           {killed_start, EITHER}, {evictions, DIES},
-    {clean, LIVES},       {anywhere, DIES},       {clean, LIVES},
+    {clean, LIVES},       {failed_drop, LIVES},   {anywhere, DIES},       {clean, LIVES},
 };
 enum { STAGES = sizeof(stages) / sizeof(stages[0]) };
 

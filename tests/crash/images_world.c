@@ -24,6 +24,16 @@ __attribute__((visibility("default"))) int fallocate(int fd, int mode, off_t off
 
 /* ---- prompts ---- */
 
+bool world_guest(uint32_t prompt)
+{
+    return prompt % 10 == 7;
+}
+
+const char *world_tenant(uint32_t prompt)
+{
+    return world_guest(prompt) ? "guest" : "";
+}
+
 const char *world_class(uint32_t prompt)
 {
     return prompt % 2 ? "agent" : "chat";
@@ -50,7 +60,7 @@ void world_keys(uint32_t prompt, uint64_t seed, struct kvd_key ret[WORLD_BLOCKS_
     struct kvd_key root;
     (void)world_tokens(prompt, tokens);
     kvd_space_digest(&desc, &space);
-    kvd_tenant_digest("", 0, &tenant);
+    kvd_tenant_digest(world_tenant(prompt), strlen(world_tenant(prompt)), &tenant);
     kvd_key_root(seed, &space, &tenant, NULL, &root);
     kvd_key_chain(seed, &root, tokens, RIG_BLOCK_TOKENS, world_blocks(prompt), ret);
 }

@@ -28,6 +28,9 @@ enum world_mark {
     MARK_DYING,          /* value: segment. What was promised of it is over */
     MARK_COUNTED,        /* value: tokens asked for so far; durable once the run has ended well */
     MARK_RUN_END,        /* value: whether it was killed. By the test, after the process */
+    MARK_PURGING,        /* value: prompt. From here on it may be gone */
+    MARK_PURGED,         /* value: prompt. It was said to be gone */
+    MARK_NOT_PURGED,     /* value: prompt. It was said that it could not be purged */
 };
 
 struct world_index {
@@ -35,7 +38,10 @@ struct world_index {
     char wal[64]; /* name of its log */
 };
 
-/* A prompt of the world: its class, its blocks, its tokens (blocks and 5 more). */
+/* A prompt of the world: whether it is a guest's, which is put once and then purged; its tenant,
+ * its class, its blocks, its tokens (blocks and 5 more). */
+bool world_guest(uint32_t prompt);
+const char *world_tenant(uint32_t prompt);
 const char *world_class(uint32_t prompt);
 uint32_t world_blocks(uint32_t prompt);
 uint32_t world_tokens(uint32_t prompt, uint32_t ret[WORLD_TOKENS_MAX]);

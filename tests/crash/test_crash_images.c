@@ -1,5 +1,5 @@
 /*
- * A power cut at any moment. A history of the store is recorded: eleven runs on one root, most of
+ * A power cut at any moment. A history of the store is recorded: twelve runs on one root, most of
  * them killed in the middle of something (images_stage.c). From the record come images of what a
  * power cut at some event may have left (images_model.h), the store opens them, and everything is
  * checked: what was promised is there, what is found is right, and nothing is counted wrong.
@@ -160,6 +160,9 @@ static uint32_t promised_of(const struct images *im, const struct image_truth *t
 {
     struct kvd_key keys[WORLD_BLOCKS_MAX];
     uint32_t n = 0;
+    if (truth->purged[prompt] != PURGED_NOT) {
+        return 0;
+    }
     world_keys(prompt, im->history.seed, keys);
     while (n < world_blocks(prompt) && truth_promised(truth, &keys[n])) {
         n++;
@@ -175,9 +178,12 @@ static void check_blocks(struct images *im, struct rig *rig, const struct image_
     for (uint32_t p = 0; p < WORLD_PROMPTS; p++) {
         uint32_t tokens[WORLD_TOKENS_MAX];
         uint32_t n = world_tokens(p, tokens);
-        found[p] = rig_match(rig, "", world_class(p), tokens, n);
+        found[p] = rig_match(rig, world_tenant(p), world_class(p), tokens, n);
         if (found[p] && rig_load(rig, tokens) != found[p]) {
             fail_msg("prompt %u: %u blocks are found and can't be read", p, found[p]);
+        }
+        if (found[p] && truth->purged[p] == PURGED) {
+            fail_msg("prompt %u was purged, and is there again", p);
         }
         if (found[p] < promised_of(im, truth, p)) {
             fail_msg("prompt %u: %u blocks were promised, %u are there", p,
@@ -395,8 +401,8 @@ static void every_step(struct images *im, const struct image_how *extreme, uint3
     }
 }
 
-/* The files as little as they may be and the index as much; the other way round; and the files as
- * little without an index. */
+/* The files as little as they may be and the index as much; the other way round; nothing taken away
+ * that may be back; and the files as little without an index. */
 static void r_power_cut_after_every_step(void **state)
 {
     struct images *im = *state;
@@ -406,6 +412,7 @@ static void r_power_cut_after_every_step(void **state)
     uint32_t skip = (uint32_t)from_environment("KVD_CRASH_SKIP", STEPS_SKIP);
     every_step(im, &(struct image_how){.files = FILES_SYNCED, .index = INDEX_ALL}, skip);
     every_step(im, &(struct image_how){.files = FILES_ALL, .index = INDEX_SYNCED}, 4 * skip);
+    every_step(im, &(struct image_how){.files = FILES_GROWN, .index = INDEX_ALL}, 4 * skip);
     every_step(im, &(struct image_how){.files = FILES_SYNCED, .index = INDEX_GONE}, 4 * skip);
 }
 
