@@ -1,12 +1,13 @@
 /*
- * A power cut at any moment. A history of the store is recorded: twelve runs on one root, most of
+ * A power cut at any moment. A history of the store is recorded: thirteen runs on one root, most of
  * them killed in the middle of something (images_stage.c). From the record come images of what a
  * power cut at some event may have left (images_model.h), the store opens them, and everything is
  * checked: what was promised is there, what is found is right, and nothing is counted wrong.
  *
  * KVD_CRASH_IMAGES: number of random images (100). KVD_CRASH_SEED: of the history and of the
  * images. Timing has its part in a history, so one that an image fails in is kept, and
- * KVD_CRASH_HISTORY with KVD_CRASH_IMAGE, both as printed, check that image again.
+ * KVD_CRASH_HISTORY with KVD_CRASH_IMAGE, both as printed, check that image again. A history that
+ * isn't there is recorded, and kept.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -23,7 +24,6 @@
 #include "proto/base/cleanup.h"
 
 enum { IMAGES = 100, STAGE_S = 120, SEGMENTS_MAX = 256, FRESH_PROMPT = 5000, NO_SUCH_STAGE = 77 };
-enum { STEPS_CLOSE = 20, STEPS_SKIP = 20 };
 
 struct images {
     char folder[WORLD_PATH_BYTES]; /* of the history */
@@ -308,6 +308,8 @@ static int setup(void **state)
         im->kept = true;
     } else {
         make_folder(tmp, im->folder);
+    }
+    if (!had || mkdir(had, 0700) == 0) {
         record_history(im);
     }
     history_load(im->folder, &im->history);
@@ -346,6 +348,7 @@ static bool check_given(struct images *im)
                      4);
     how.files = (enum image_files)files;
     how.index = (enum image_index)index;
+    assert_true(how.events <= im->history.log.n);
     check_image(im, &how);
     return true;
 }
@@ -383,18 +386,21 @@ static uint64_t sum_at(const struct images *im, const struct image_how *how)
     return kvd_sum(both, sizeof(both));
 }
 
-/* One extreme after each event, or where runs are long after some: what goes wrong there goes wrong
- * for long. Images that hold the same as one before are passed over. */
-static void every_step(struct images *im, const struct image_how *extreme, uint32_t skip)
+/* One extreme at each turn, after each of the `close` events that follow, then after one in `skip`:
+ * what goes wrong there goes wrong for long. Images that hold the same as the one before are passed
+ * over. */
+static void every_step(struct images *im, const struct image_how *extreme, uint32_t close,
+                       uint32_t skip)
 {
     struct image_how how = *extreme;
     uint64_t last = 0;
     uint32_t since_turn = 0;
     uint32_t n = 0;
     for (how.events = 1; how.events <= im->history.log.n; how.events++) {
-        since_turn = is_turn(im->history.log.events[how.events - 1]) ? 0 : since_turn + 1;
+        bool turn = is_turn(im->history.log.events[how.events - 1]);
+        since_turn = turn ? 0 : since_turn + 1;
         uint64_t sum = sum_at(im, &how);
-        if (sum != last && (since_turn < STEPS_CLOSE || n++ % skip == 0)) {
+        if (turn || (sum != last && (since_turn < close || n++ % skip == 0))) {
             check_image(im, &how);
         }
         last = sum;
@@ -409,11 +415,10 @@ static void r_power_cut_after_every_step(void **state)
     if (check_given(im)) {
         return;
     }
-    uint32_t skip = (uint32_t)from_environment("KVD_CRASH_SKIP", STEPS_SKIP);
-    every_step(im, &(struct image_how){.files = FILES_SYNCED, .index = INDEX_ALL}, skip);
-    every_step(im, &(struct image_how){.files = FILES_ALL, .index = INDEX_SYNCED}, 4 * skip);
-    every_step(im, &(struct image_how){.files = FILES_GROWN, .index = INDEX_ALL}, 4 * skip);
-    every_step(im, &(struct image_how){.files = FILES_SYNCED, .index = INDEX_GONE}, 4 * skip);
+    every_step(im, &(struct image_how){.files = FILES_SYNCED, .index = INDEX_ALL}, 50, 20);
+    every_step(im, &(struct image_how){.files = FILES_ALL, .index = INDEX_SYNCED}, 0, 40);
+    every_step(im, &(struct image_how){.files = FILES_GROWN, .index = INDEX_ALL}, 0, 80);
+    every_step(im, &(struct image_how){.files = FILES_SYNCED, .index = INDEX_GONE}, 0, 80);
 }
 
 static const struct CMUnitTest tests[] = {
