@@ -311,7 +311,7 @@ static void settle_holes(struct nvme *t, struct nvme_batch *b)
         if (seg->appendable || seg->n_rows == 0) {
             continue;
         }
-        if (kvd_nvme_foot(t, seg)) {
+        if (kvd_nvme_foot(t, seg) && KVD_PROTECT(FAILED_BEHIND_A_HOLE)) {
             fail_behind_hole(t, b, seg);
         }
     }

@@ -92,9 +92,11 @@ static void hit(struct stage *s, uint32_t prompt)
     assert_int_equal(found ? rig_load(&s->rig, tokens) : 0, found);
 }
 
-/* One batch of many blocks: while the first one is being written the others gather. With `fault`,
- * its operation fails for one file of that batch. Prompts of one class and one block each. */
-static void put_batch(struct stage *s, uint32_t first, uint32_t n, const struct fault *fault)
+/* One batch of many blocks: while the first one is being written the others gather. Of that
+ * batch the faults (up to two, or NULL) make something fail. Prompts of one class and one block
+ * each. */
+static void put_batch(struct stage *s, uint32_t first, uint32_t n, const struct fault *fault,
+                      const struct fault *second)
 {
     int hold = fault_hold(FAULT_WRITE, ".seg");
     put(s, first);
@@ -104,6 +106,9 @@ static void put_batch(struct stage *s, uint32_t first, uint32_t n, const struct 
     }
     if (fault) {
         (void)fault_add(fault);
+    }
+    if (second) {
+        (void)fault_add(second);
     }
     fault_release(hold);
     rig_settle(&s->rig);
@@ -146,17 +151,19 @@ static void count(struct stage *s)
 }
 
 /* A batch with a write that fails in its middle: what lies behind the hole is found by the footer
- * only. A batch whose sync fails. Then a clean end. */
+ * only. One whose segment gets no footer besides. One whose sync fails. Then a clean end. */
 static void holes(struct stage *s)
 {
     const struct fault write = {
         .op = FAULT_WRITE, .kind = FAULT_FAIL, .file = ".seg", .skip = 1 + draw(s, 2), .times = 1};
     const struct fault sync = {
         .op = FAULT_FDATASYNC, .kind = FAULT_FAIL, .file = ".seg", .times = 1};
+    const struct fault cut = {.op = FAULT_TRUNCATE, .kind = FAULT_FAIL, .file = ".seg", .times = 2};
     rig_open(&s->rig, true);
-    put_batch(s, 2, 5, &write);
-    put_batch(s, 52, 3, &sync);
-    put_batch(s, 4, 4, NULL);
+    put_batch(s, 2, 5, &write, NULL);
+    put_batch(s, 84, 5, &write, &cut);
+    put_batch(s, 52, 3, &sync, NULL);
+    put_batch(s, 4, 4, NULL, NULL);
     guests(s, 7, NULL);
     purge_guest(s, 7);
     for (uint32_t p = 0; p < 12; p++) {
@@ -169,7 +176,7 @@ static void holes(struct stage *s)
 static void tail(struct stage *s)
 {
     rig_open(&s->rig, true);
-    put_batch(s, 1, 4, NULL);
+    put_batch(s, 1, 4, NULL, NULL);
     put_range(s, 20, 4 + draw(s, 6));
     rig_settle(&s->rig);
     guests(s, 47, NULL);
