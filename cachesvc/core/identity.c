@@ -183,6 +183,20 @@ int kvd_identity_open(struct kvd_io *io, const char *folder, const char *inner,
     return 0;
 }
 
+int kvd_identity_raise(struct kvd_io *io, const char *folder, uint64_t boot, struct kvd_diag *diag,
+                       struct kvd_identity *identity)
+{
+    struct kvd_identity raised = *identity;
+    KVD_AUTOCLOSE int dir = io->files->open(io, AT_FDCWD, folder, O_RDONLY | O_DIRECTORY);
+    raised.boot = boot;
+    int err = dir < 0 ? kvd_fail(diag, dir, "folder %s: %s", folder, kvd_strerror(dir))
+                      : write_identity(io, dir, folder, &raised, diag);
+    if (!err) {
+        *identity = raised;
+    }
+    return err;
+}
+
 int kvd_identity_claim(struct kvd_io *io, const char *folder, const struct kvd_identity *identity,
                        struct kvd_diag *diag, int *ret_lock_fd)
 {

@@ -20,8 +20,12 @@
 int kvd_identity_open(struct kvd_io *io, const char *folder, const char *inner,
                       struct kvd_diag *diag, struct kvd_identity *ret, int *ret_lock_fd);
 
-/* The same for another folder of the same store: marks an unmarked empty one; -KVD_E_WRONG_STORE
- * where it belongs to another. */
+/* Raises the boot number, durably, in a folder that is open already. */
+int kvd_identity_raise(struct kvd_io *io, const char *folder, uint64_t boot, struct kvd_diag *diag,
+                       struct kvd_identity *identity);
+
+/* As kvd_identity_open, for another folder of the same store: marks an unmarked empty one;
+ * -KVD_E_WRONG_STORE where it belongs to another. */
 int kvd_identity_claim(struct kvd_io *io, const char *folder, const struct kvd_identity *identity,
                        struct kvd_diag *diag, int *ret_lock_fd);
 

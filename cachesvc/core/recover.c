@@ -83,6 +83,12 @@ static void forget_copy(struct kvd_slot *slot, void *user)
     kvd_pool_set_nvme_segment(service->pool, slot, 0);
 }
 
+/* A boot number that something stored carries: the store is that old at least. */
+static void boot_seen(struct kvd_service *service, uint64_t boot)
+{
+    service->newest_boot = boot > service->newest_boot ? boot : service->newest_boot;
+}
+
 static void record_found(const struct kvd_place *place, const struct kvd_record *rec, void *user)
 {
     struct kvd_service *service = user;
@@ -90,6 +96,7 @@ static void record_found(const struct kvd_place *place, const struct kvd_record 
         quarantine_has(service->quarantine, place->segment, place->offset)) {
         return; /* its header may be good; it was found to be bad all the same */
     }
+    boot_seen(service, rec->put_id >> PUT_ID_BOOT_SHIFT);
     for (uint16_t i = 0; i < rec->n_blocks; i++) {
         uint32_t day = kvd_day_of(rec->created_s);
         if (KVD_PROTECT(PURGE_AT_REBUILD) &&
@@ -148,6 +155,7 @@ static int rows_add(const void *key, uint32_t key_bytes, const void *value, uint
         return 0;
     }
     rows->highest = info.segment > rows->highest ? info.segment : rows->highest;
+    boot_seen(rows->service, info.epoch);
     if (info.state == KVD_SEGMENT_DEAD &&
         info.died_s + 2 * (uint64_t)GHOST_S < kvd_wall_now_s(&rows->service->wall)) {
         return 0; /* its row only keeps its number from being used again; see forget() */
@@ -207,4 +215,25 @@ int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag)
     err = err ? err : open_nvme(service, &rows, diag);
     free(rows.infos);
     return err ? err : kvd_index_sync(service->index, false);
+}
+
+int recover_boot(struct kvd_service *service, struct kvd_diag *diag)
+{
+    struct kvd_pool_stat pool;
+    kvd_pool_stat(service->pool, &pool);
+    boot_seen(service, pool.warm_put_id >> PUT_ID_BOOT_SHIFT);
+    boot_seen(service, kvd_purges_newest(service->purges) >> PUT_ID_BOOT_SHIFT);
+    uint64_t newest = service->newest_boot;
+    if (newest < service->identity.boot || !KVD_PROTECT(BOOT_NUMBER_GROWS)) {
+        return 0;
+    }
+    kvd_log_warn(service->log,
+                 "store %s: IDENTITY counts %llu starts, what is stored is of the %lluth: it was "
+                 "restored from an older one, and is corrected",
+                 service->config->dir, (unsigned long long)service->identity.boot,
+                 (unsigned long long)newest);
+    int err =
+        kvd_identity_raise(service->io, service->config->dir, newest + 1, diag, &service->identity);
+    service->put_id_base = service->identity.boot << PUT_ID_BOOT_SHIFT;
+    return err;
 }

@@ -135,6 +135,7 @@ static int open_parts(struct kvd_service *s, bool drop_dram, struct kvd_diag *di
     err = err ? err : keeper_restore(s, diag);
     err = err ? err : open_pool(s, drop_dram, diag);
     err = err ? err : recover_open_tiers(s, diag);
+    err = err ? err : recover_boot(s, diag);
     err = err ? err : kvd_workers_create(WORKER_THREADS, &s->workers);
     err = err ? err : kvd_watch_create(lease_tick, s, &s->watch);
     err = err ? err : scrub_open(s, diag);

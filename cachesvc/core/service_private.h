@@ -106,6 +106,7 @@ struct kvd_service {
     struct scrub *scrub; /* see scrub.h */
     struct service_counts counts;
     atomic_uint_fast64_t next_id; /* of leases and puts */
+    uint64_t newest_boot;         /* that anything stored speaks of; owner: the start */
     uint64_t put_id_base;         /* boot number in the high bits: never two puts with one id */
 
     pthread_mutex_t mtx;
@@ -345,6 +346,10 @@ int page_buffer(struct kvd_service *service, const struct kvd_slot *slot);
 
 /* ---- start-up (recover.c) ---- */
 int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag);
+/* Put ids must only grow, or a purge would pass over what an earlier start put, and hide what a
+ * later one does. An IDENTITY that was restored from an older copy, or from another folder, counts
+ * too few starts: raised above all that is stored. After the pool, the purges and the tiers. */
+int recover_boot(struct kvd_service *service, struct kvd_diag *diag);
 
 /* ---- ghosts (service.c): a block that had no copy below is gone from dram; its entry explains the
  * next miss ---- */

@@ -163,6 +163,7 @@ struct kvd_pool_stat {
     uint64_t pinned_bytes;
     uint64_t evicted_blocks; /* since start */
     uint64_t warm_blocks;    /* found again at start */
+    uint64_t warm_put_id;    /* the largest of theirs */
 };
 void kvd_pool_stat(struct kvd_pool *pool, struct kvd_pool_stat *ret);
 

@@ -102,6 +102,9 @@ static void slots_adopt(struct kvd_pool *pool, const struct found_list *list)
         pool_slot_ready(pool, slot);
         pool_slot_used(pool, slot, list->at[i].tick);
         pool->tick = list->at[i].tick;
+        if (slot->pub.meta.put_id > pool->stat.warm_put_id) {
+            pool->stat.warm_put_id = slot->pub.meta.put_id;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #include "kvd_test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <semaphore.h>
 #include <sys/stat.h>
@@ -11,7 +12,9 @@
 #include "cachesvc/core/keeper.h"
 #include "cachesvc/core/service_private.h"
 #include "fault_io.h"
+#include "proto/base/bytes.h"
 #include "proto/base/clock.h"
+#include "proto/format/frame.h"
 #include "service_rig.h"
 
 enum { N = 6, TOKENS = N * RIG_BLOCK_TOKENS + 5 };
@@ -473,6 +476,141 @@ static void r_damaged_log_of_purges(void **state)
     rig_fini(&rig);
 }
 
+static void log_path(const struct rig *rig, char *ret, size_t bytes)
+{
+    (void)snprintf(ret, bytes, "%s/PURGES", rig->folder);
+}
+
+static void log_write(const struct rig *rig, off_t at, const void *bytes, size_t n)
+{
+    char path[300];
+    log_path(rig, path, sizeof(path));
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, bytes, n, at), n);
+    (void)close(fd);
+}
+
+/* What a crash left of a call that never answered: a piece of a row, or a row that isn't whole. */
+static void r_torn_end_of_the_log_of_purges(void **state)
+{
+    (void)state;
+    static const uint8_t torn[KVD_PURGE_ROW_BYTES] = {'P', 'R', 'O', 'W', 1, 2, 3};
+    for (size_t n = 1; n <= sizeof(torn); n += 127) {
+        struct rig rig;
+        struct stat st;
+        char path[300];
+        uint32_t tokens[TOKENS];
+        rig_tokens(19, TOKENS, tokens);
+        rig_begin(&rig);
+        log_path(&rig, path, sizeof(path));
+        put_all(&rig, "alice", tokens);
+        put_all(&rig, "bob", tokens);
+        assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+        rig_close(&rig);
+        assert_int_equal(stat(path, &st), 0);
+        log_write(&rig, st.st_size, torn, n);
+        for (int i = 0; i < 2; i++) {
+            rig_open(&rig, true);
+            assert_int_equal(rig_number(&rig, "status", "", "purges.damaged"), 0);
+            assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 1 + i);
+            assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+            assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+            assert_int_equal(rig_purge_tenant(&rig, "carol"), 0);
+            rig_close(&rig);
+        }
+        rig_fini(&rig);
+    }
+}
+
+/* A log that this version can't trust to be complete: better no daemon than one that serves what
+ * was purged. */
+static void r_log_of_purges_of_others(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct kvd_diag diag;
+    uint8_t header[KVD_PURGE_LOG_HEADER_BYTES];
+    struct kvd_store_id other = {{1, 2, 3}};
+    rig_begin(&rig);
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    struct kvd_store_id own = kvd_service_store_id(rig.service);
+    rig_close(&rig);
+    const struct {
+        const struct kvd_store_id *store;
+        uint16_t version;
+        uint8_t magic;
+        int err;
+    } cases[] = {
+        {&own, KVD_PURGE_LOG_VERSION + 1, 'K', -KVD_E_NEWER},
+        {&own, KVD_PURGE_LOG_VERSION, 'X', -KVD_E_FORMAT},
+        {&other, KVD_PURGE_LOG_VERSION, 'K', -KVD_E_WRONG_STORE},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        kvd_purge_log_encode(cases[i].store, NULL, 0, header);
+        header[0] = cases[i].magic;
+        kvd_put_le16(header + KVD_FRAME_VERSION, cases[i].version);
+        kvd_frame_seal(header, sizeof(header));
+        log_write(&rig, 0, header, sizeof(header));
+        assert_int_equal(kvd_service_open(&rig.config, false, NULL, &diag, &rig.service),
+                         cases[i].err);
+        assert_non_null(strstr(diag.text, "PURGES"));
+        rig.service = NULL;
+    }
+    rig_fini(&rig);
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    uint8_t bytes[4096];
+    int in = open(from, O_RDONLY);
+    int out = open(to, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(in >= 0 && out >= 0);
+    ssize_t n = read(in, bytes, sizeof(bytes));
+    assert_true(n > 0);
+    assert_int_equal(write(out, bytes, (size_t)n), n);
+    (void)close(in);
+    (void)close(out);
+}
+
+static void r_identity_restored_from_an_older_copy(void **state)
+{
+    (void)state;
+    for (int lost_index = 0; lost_index < 3; lost_index++) {
+        struct rig rig;
+        uint32_t tokens[TOKENS];
+        char identity[300];
+        char copy[300];
+        rig_tokens(20, TOKENS, tokens);
+        rig_begin(&rig);
+        (void)snprintf(identity, sizeof(identity), "%s/IDENTITY", rig.folder);
+        (void)snprintf(copy, sizeof(copy), "%s/nvme/IDENTITY", rig.folder);
+        for (int i = 0; i < 3; i++) { /* some starts */
+            rig_close(&rig);
+            rig_open(&rig, false);
+        }
+        put_all(&rig, "alice", tokens);
+        put_all(&rig, "bob", tokens);
+        rig_close(&rig);
+        copy_file(copy, identity); /* which counts no start at all */
+        if (lost_index == 1) {
+            remove_index(&rig);
+        }
+        rig_open(&rig, lost_index < 2); /* the last: from the pool too */
+        assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+        assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+        assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+        rig_close(&rig);
+        copy_file(copy, identity);
+        rig_open(&rig, true);
+        assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+        put_all(&rig, "alice", tokens);
+        assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+        assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
+        rig_fini(&rig);
+    }
+}
+
 /* ---- rows that nothing needs any more ---- */
 
 static void rows_go_with_their_segments(void **state)
@@ -523,6 +661,9 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(r_purge_while_a_block_is_written_down),
     cmocka_unit_test(r_full_disk_at_a_purge),
     cmocka_unit_test(r_damaged_log_of_purges),
+    cmocka_unit_test(r_torn_end_of_the_log_of_purges),
+    cmocka_unit_test(r_log_of_purges_of_others),
+    cmocka_unit_test(r_identity_restored_from_an_older_copy),
     cmocka_unit_test(rows_go_with_their_segments),
 };
 
