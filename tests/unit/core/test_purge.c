@@ -229,8 +229,8 @@ static void r_purged_blocks_after_a_restart(void **state)
         for (int i = 0; i < 2; i++) {
             rig_close(&rig);
             rig_open(&rig, drop_dram);
-            assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
-            assert_int_equal(rig_hit(&rig, "bob", others, TOKENS), 0);
+            assert_int_equal(rig_match(&rig, "alice", "chat", tokens, TOKENS), 0);
+            assert_int_equal(rig_match(&rig, "bob", "chat", others, TOKENS), 0);
             assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), N);
         }
         assert_int_equal(missed_purged(&rig), 4 * N);
