@@ -7,7 +7,7 @@ source "$ROOT/tools/dev.d/test.sh"
 source "$ROOT/tools/dev.d/fuzz.sh"
 
 readonly LONG_SUITES='
-tsan         unit tests under ThreadSanitizer
+tsan         unit and scenario tests under ThreadSanitizer, daemons and engines too
 crash        200 kills of a daemon under load, and 1,000 images of what a power cut leaves
 fuzz         every fuzz target for some seconds each (default 60), under the sanitizers
 protections  takes out each protection of proto/base/protections.def, or the named ones, and shows that its test fails
@@ -18,7 +18,7 @@ long_tsan() {
         -Db_lundef=false
     setup_build build-tsan
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$ROOT/tests/support/tsan.supp
-    test_run build-tsan --suite unit --timeout-multiplier 6
+    test_run build-tsan --suite unit --suite scenario --timeout-multiplier 6
     test_close "$TEST_COUNTS"
 }
 
