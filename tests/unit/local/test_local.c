@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -289,6 +291,81 @@ static void test_many_threads(void **state)
         assert_true(workers[i].right);
     }
     assert_int_equal(rig_hit(s, 9999, 4), 4);
+    kvd_client_close(&c);
+    rig_fini(&rig);
+}
+
+/* ---- purges beside puts and loads */
+
+struct purges {
+    atomic_uint begun;
+    atomic_uint ended;
+    atomic_uint workers_left;
+};
+
+struct purged_worker {
+    pthread_t thread;
+    struct kvd_space *space;
+    struct purges *purges;
+    uint32_t seed;
+    bool right;
+};
+
+/* What was put before a purge began is not found once it has ended; what was put with no purge
+ * beside it is. */
+static void *put_and_lose(void *arg)
+{
+    struct purged_worker *w = arg;
+    w->right = true;
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        uint32_t seed = w->seed * 100 + i;
+        unsigned ended = atomic_load(&w->purges->ended);
+        w->right = w->right && rig_put(w->space, seed, 0, THREAD_BLOCKS) == THREAD_BLOCKS;
+        uint32_t found = rig_hit(w->space, seed, THREAD_BLOCKS);
+        unsigned begun = atomic_load(&w->purges->begun);
+        w->right = w->right && (found == THREAD_BLOCKS || begun > ended);
+        while (atomic_load(&w->purges->ended) <= begun) {
+            (void)sched_yield();
+        }
+        w->right = w->right && rig_hit(w->space, seed, THREAD_BLOCKS) == 0;
+    }
+    atomic_fetch_sub(&w->purges->workers_left, 1);
+    return NULL;
+}
+
+static void test_purges_beside_puts(void **state)
+{
+    (void)state;
+    enum { WORKERS = 3 };
+    struct rig rig;
+    struct purged_worker workers[WORKERS] = {0};
+    struct purges purges;
+    const struct kvd_purge_scope all = {.everything = true};
+    rig_init(&rig);
+    rig_set(&rig, "dram.cap", "64MiB");
+    rig_start(&rig);
+    struct kvd_client *c = rig_client(&rig);
+    struct kvd_space *s = rig_space(c);
+    atomic_init(&purges.begun, 0);
+    atomic_init(&purges.ended, 0);
+    atomic_init(&purges.workers_left, WORKERS);
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        workers[i].space = s;
+        workers[i].seed = i + 1;
+        workers[i].purges = &purges;
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, put_and_lose, &workers[i]), 0);
+    }
+    while (atomic_load(&purges.workers_left) > 0) {
+        atomic_fetch_add(&purges.begun, 1);
+        assert_int_equal(kvd_purge(c, &all, NULL), 0);
+        atomic_fetch_add(&purges.ended, 1);
+    }
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
+        assert_true(workers[i].right);
+    }
+    assert_int_equal(rig_status(c, "blocks"), 0);
+    assert_int_equal(rig_status(c, "corrupt"), 0);
     kvd_client_close(&c);
     rig_fini(&rig);
 }
@@ -619,6 +696,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_restart),
     cmocka_unit_test(test_restart_between_calls),
     cmocka_unit_test(test_many_threads),
+    cmocka_unit_test(test_purges_beside_puts),
     cmocka_unit_test(test_submissions),
     cmocka_unit_test(test_forked_child),
     cmocka_unit_test(test_reports),
