@@ -109,7 +109,7 @@ KVD_API bool kvd_client_connected(struct kvd_client *client);
  * its next call. client is NULL for a kvd_client_open that failed. */
 KVD_API const char *kvd_client_message(struct kvd_client *client);
 
-/* Round trip to the daemon and back. KVD_UNAVAILABLE, KVD_DEADLINE. */
+/* Round trip to the daemon and back. Waits at most match_ms. KVD_UNAVAILABLE, KVD_DEADLINE. */
 KVD_API int kvd_ping(struct kvd_client *client);
 
 /* ---- space
@@ -230,8 +230,9 @@ KVD_API int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *
  *   any moment. kvd_place_check then says KVD_STALE: throw away everything that was computed since
  *   the last check that was good, and compute without these blocks.
  * - Fewer blocks than asked for: a block could not be read or verified, or a limit is reached (one
- *   client may hold at most client.pin-share of dram, all together 80 %). Those that were refused
- *   for a limit can be copied with kvd_load, by the same lease.
+ *   client may hold at most client.pin-share of dram, all together 80 %). What is refused for a
+ *   limit is still stored, but a kvd_load needs room within the same limit: when some of what is
+ *   placed was released, or of what others hold.
  * - Somebody shortens the pool file, which no daemon does: reading beyond its end is SIGBUS, as
  * with every mapped file.
  * - A forked child doesn't have the mapping.
@@ -272,29 +273,35 @@ struct kvd_put_result {
 
 /* Stores blocks [first, first + n) of a prompt whose tokens reach at least through the last of
  * them; src[i] is the payload of block first + i. Blocks that are stored already are not copied.
- * Waits at most io_ms for each of its batches. ret_result may be NULL. Success also when some were
+ * Waits at most io_ms for other kvd_puts of the space, and twice that for each 4 blocks
+ * (begin, commit). ret_result may be NULL. Success also when some were
  * refused. After a block that found no room the rest is not tried: it could not be found without
  * it. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST, KVD_UNKNOWN_SCENARIO, KVD_STALE. */
 KVD_API int kvd_put(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t first,
                     uint32_t n, const void *const *src, struct kvd_put_result *ret_result);
 
 /* The same in two steps, without a copy of the caller's own: begin grants up to 16 blocks (n is at
- * most 16), the caller writes each payload to kvd_put_buffer(), commit publishes. Nothing is
- * visible before commit returns. *ret_put is NULL when nothing was granted (see ret_result, which
- * may be NULL). */
+ * most 16), the caller writes each payload to kvd_put_buffer(), commit publishes. Nobody finds any
+ * of it before the daemon has taken the commit. *ret_put is the caller's, who ends it with commit
+ * or abort; for client.put-pending it keeps others from putting the same blocks. It is NULL when
+ * nothing was granted (see ret_result, which may be NULL). Waits at most io_ms. Errors as kvd_put.
+ */
 KVD_API int kvd_put_begin(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t first,
                           uint32_t n, struct kvd_put **ret_put, struct kvd_put_result *ret_result);
 
 /* Where block first + nth goes, or NULL where it was not granted (stored already, or refused). */
 KVD_API void *kvd_put_buffer(struct kvd_put *put, uint32_t nth);
 
-/* Ends the put in every case and sets *put to NULL. ret_result may be NULL. */
+/* Ends the put in every case and sets *put to NULL. ret_result may be NULL. Waits at most io_ms.
+ * KVD_STALE (begun on a connection that has ended since), KVD_UNAVAILABLE, KVD_DEADLINE
+ * (the blocks may have been stored). */
 KVD_API int kvd_put_commit(struct kvd_put **put, struct kvd_put_result *ret_result);
 
-/* Gives a begun put up. Accepts NULL and a pointer to NULL. */
+/* Gives a begun put up; sets *put to NULL. Accepts NULL and a pointer to NULL. Does not wait. */
 KVD_API void kvd_put_abort(struct kvd_put **put);
 
-/* Marks the first n blocks of a prompt as used now, under the prompt's scenario. */
+/* Marks the first n blocks of a prompt as used now, under the prompt's scenario. Waits at most
+ * match_ms. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST, KVD_UNKNOWN_SCENARIO. */
 KVD_API int kvd_touch(struct kvd_space *space, const struct kvd_prompt *prompt, uint32_t n);
 
 /* ---- throwing away
@@ -305,6 +312,9 @@ KVD_API int kvd_touch(struct kvd_space *space, const struct kvd_prompt *prompt, 
  * is put afterwards is a new block. A lease that was given before keeps its pins until it ends, so
  * a copy that is under way may still be finished; a kvd_load that begins later gets nothing of it.
  * Room in dram comes back at once, room below with the segments of what was thrown away.
+ *
+ * Whoever may open the daemon's socket may throw away what is any tenant's: clients of a daemon
+ * trust each other, and the socket's permissions say who is one.
  *
  * Synchronous only. A daemon that is older than these calls answers KVD_BAD_REQUEST. A call that
  * failed by KVD_UNAVAILABLE or KVD_DEADLINE may have been done: it does no harm to do it again.
@@ -409,9 +419,10 @@ struct kvd_stats {
 KVD_API void kvd_stats(struct kvd_client *client, struct kvd_stats *ret_stats);
 
 /* Lets the daemon read over again all that it stores, or one tier ("dram", "nvme"; NULL or "":
- * all), at most rate_bytes_per_s (0: no limit). Returns at once, with the number of the round: its
- * course, and what is bad, are in the report "verify". A round that somebody asked for and that is
- * under way is joined. KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST. */
+ * all), at most rate_bytes_per_s (0: no limit). Does not wait for the reading, only for the number
+ * of the round, at most io_ms: its course, and what is bad, are in the report "verify". A round
+ * that somebody asked for and that is under way is joined, at its own rate. KVD_UNAVAILABLE,
+ * KVD_DEADLINE, KVD_BAD_REQUEST (no such tier). */
 KVD_API int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rate_bytes_per_s,
                        uint64_t *ret_round);
 
@@ -419,7 +430,8 @@ KVD_API int kvd_verify(struct kvd_client *client, const char *tier, uint64_t rat
  * `kvdepot hitrate`), "verify", "options", "identity" (the store's id, and the seed of its keys),
  * or "block" (what is stored of one block, by its address "KEY/RANK/INDEX/GROUP/SPACE/TENANT", key
  * and group in hex; not counted as a look-up). by and window: NULL or "" where a report takes none.
- * The text is the caller's: free(). KVD_UNAVAILABLE, KVD_DEADLINE, KVD_BAD_REQUEST. */
+ * The text is the caller's: free(). Waits at most io_ms. KVD_UNAVAILABLE, KVD_DEADLINE,
+ * KVD_BAD_REQUEST, KVD_IO (the index can't be read), KVD_INTERNAL, -ENOMEM. */
 KVD_API int kvd_report(struct kvd_client *client, const char *what, const char *by,
                        const char *window, char **ret_json);
 
