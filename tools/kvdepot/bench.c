@@ -74,12 +74,15 @@ static void result_row(struct kvd_table *table, const struct kvd_bench_result *r
     (void)kvd_table_cell(table, "%.3f ms", limit * 1e3);
     if (result->kind == KVD_BENCH_RATIO) {
         (void)kvd_table_cell(table, "%.2f", result_value(result));
-        (void)kvd_table_cell(table, ">= %.1f", result->goal);
+        (void)kvd_table_cell(table, result->goal > 0 ? ">= %.1f" : "-", result->goal);
     } else {
         (void)kvd_table_cell(table, "+%.0f us", result_value(result) * 1e6);
         (void)kvd_table_cell(table, "<= %.0f us", result->goal * 1e6);
     }
-    (void)kvd_table_cell(table, "%s", result_reached(result) ? "reached" : "not reached");
+    (void)kvd_table_cell(table, "%s",
+                         result->goal <= 0        ? ""
+                         : result_reached(result) ? "reached"
+                                                  : "not reached");
 }
 
 static int show_text(const struct kvd_bench_report *report)

@@ -17,7 +17,7 @@ struct kvd_bench_result {
     const char *path;    /* what was measured */
     const char *against; /* its limit */
     enum kvd_bench_kind kind;
-    double goal; /* a ratio, or seconds */
+    double goal; /* a ratio, or seconds; 0: none, it is only told */
     struct kvd_bench_pairs pairs;
 };
 

@@ -48,6 +48,9 @@ int kvd_bench_set_put(struct kvd_bench_set *set, struct kvd_diag *diag);
 /* Match, load into dest, release; all blocks must come from `tier`. */
 int kvd_bench_set_load(struct kvd_bench_set *set, enum kvd_tier tier, struct kvd_diag *diag);
 
+/* Match, use in place, check, release: nothing is copied. */
+int kvd_bench_set_place(struct kvd_bench_set *set, struct kvd_diag *diag);
+
 /* Whether dest holds what was put. */
 int kvd_bench_set_verify(const struct kvd_bench_set *set, struct kvd_diag *diag);
 
