@@ -150,7 +150,8 @@ static int load_check_resident(struct load_job *job, uint32_t index, struct kvd_
     return err;
 }
 
-/* The block's own slot, checked; let go of where it is bad, or was purged since the look-up. */
+/* The block's own slot, checked; let go of where it is bad, or was purged since the look-up, unless
+ * the client uses it where it lies. */
 static bool load_try_slot(struct load_job *job, uint32_t index)
 {
     struct kvd_slot *slot = job->lease->blocks[index].slot;
@@ -158,7 +159,9 @@ static bool load_try_slot(struct load_job *job, uint32_t index)
         load_check_resident(job, index, slot) == 0) {
         return true;
     }
-    lease_drop_slot(job->lease, index);
+    if (!job->lease->blocks[index].placed || !KVD_PROTECT(PLACED_SLOT_STAYS)) {
+        lease_drop_slot(job->lease, index);
+    }
     return false;
 }
 
@@ -196,6 +199,9 @@ static enum load_step load_step_of(struct load_job *job, uint32_t i)
     uint32_t index = job->first + i;
     if (lease->blocks[index].slot && load_try_slot(job, index)) {
         return LOAD_RESIDENT;
+    }
+    if (lease->blocks[index].slot) {
+        return LOAD_FAILED; /* in use in place: a lease holds one slot a block, this one */
     }
     struct kvd_addr addr = prompt_addr(&lease->prompt, index);
     struct kvd_slot *slot = kvd_pool_pin(job->service->pool, &addr);

@@ -11,6 +11,7 @@
 
 #include "cachesvc/core/keeper.h"
 #include "cachesvc/core/service_private.h"
+#include "damage.h"
 #include "fault_io.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
@@ -277,6 +278,28 @@ static void r_purge_cut_short_before_the_pool(void **state)
     rig_fini(&rig);
 }
 
+/* The same, and then the copy below is found to be bad: what is in dram is purged too, so it must
+ * not be written down anew, where the purge's row would be forgotten before it. */
+static void r_purged_block_written_down_anew(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    rig_tokens(19, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "alice", tokens);
+    rig_settle(&rig);
+    add_row_only(&rig, "alice");
+    rig_close(&rig);
+    damage_record(&rig, 2, DAMAGE_PAGE + 777);
+    rig_open(&rig, false);
+    damage_verify(&rig, "nvme");
+    rig_settle(&rig);
+    assert_int_equal(rig_number(&rig, "status", "", "corrupt"), 1);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.1.written_bytes"), 0);
+    rig_fini(&rig);
+}
+
 /* ---- a lost index ---- */
 
 static void r_lost_index_without_the_purged(void **state)
@@ -375,6 +398,45 @@ static void r_purge_while_a_load_reads(void **state)
     assert_int_equal(rig_number(&rig, "status", "", "tiers.0.blocks"), 0);
     assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
     assert_int_equal(rig_number(&rig, "status", "", "corrupt"), 0);
+    rig_assert_adds_up(&rig);
+    (void)sem_destroy(&ended.sem);
+    rig_fini(&rig);
+}
+
+/* What a client uses where it lies stays as it is until the client says so, purged or not. */
+static void r_purge_of_blocks_in_use_in_place(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    struct ended ended = {.result = 1};
+    rig_tokens(20, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "alice", tokens);
+    rig_settle(&rig);
+    assert_int_equal(sem_init(&ended.sem, 0, 0), 0);
+    assert_int_equal(rig_match(&rig, "alice", "chat", tokens, TOKENS), N);
+    struct kvd_load_ask ask = {.lease = rig.match.lease,
+                               .n = N,
+                               .deadline_ns = kvd_mono_ns() + 30 * KVD_NS_PER_S,
+                               .place = true};
+    kvd_service_load(rig.session, &ask, ended_load, &ended);
+    assert_int_equal(sem_wait(&ended.sem), 0);
+    assert_int_equal(ended.good, N);
+    const uint64_t pinned = rig_number(&rig, "status", "", "tiers.0.leased_bytes");
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    for (int again = 0; again < 2; again++) { /* copied or placed once more: they are gone */
+        kvd_service_load(rig.session, &ask, ended_load, &ended);
+        assert_int_equal(sem_wait(&ended.sem), 0);
+        assert_int_equal(ended.result, 0);
+        assert_int_equal(ended.good, 0);
+        assert_int_equal(rig_number(&rig, "status", "", "tiers.0.leased_bytes"), pinned);
+        put_all(&rig, "alice", tokens); /* a copy that is not purged is not the one in use */
+        ask.place = false;
+    }
+    kvd_service_release(rig.session, rig.match.lease, UINT32_MAX);
+    assert_int_equal(rig_number(&rig, "status", "", "tiers.0.leased_bytes"), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
     rig_assert_adds_up(&rig);
     (void)sem_destroy(&ended.sem);
     rig_fini(&rig);
@@ -613,9 +675,9 @@ static void r_identity_restored_from_an_older_copy(void **state)
 
 /* ---- rows that nothing needs any more ---- */
 
-static void rows_go_with_their_segments(void **state)
+/* direct: whether the file system of the segments takes direct I/O. */
+static void rows_go_with_segments(bool direct)
 {
-    (void)state;
     struct rig rig;
     uint32_t tokens[TOKENS];
     rig_tokens(18, TOKENS, tokens);
@@ -631,6 +693,11 @@ static void rows_go_with_their_segments(void **state)
     rig_open(&rig, false);
     assert_int_equal(keeper_reclaim(rig.service), 0);
     assert_int_equal(rig_number(&rig, "status", "", "purges.rows"), 1); /* its segment lives */
+    if (!direct) {
+        const struct fault f = {
+            .op = FAULT_OPEN, .kind = FAULT_FAIL, .file = ".seg", .times = 1, .err = -EINVAL};
+        (void)fault_add(&f);
+    }
     /* rounds of puts until the cap has thrown the segment away */
     for (uint32_t seed = 100; rig.service->nvme->ops->live(rig.service->nvme, 1, NULL); seed++) {
         assert_true(seed < 400);
@@ -647,6 +714,13 @@ static void rows_go_with_their_segments(void **state)
     rig_fini(&rig);
 }
 
+static void rows_go_with_their_segments(void **state)
+{
+    (void)state;
+    rows_go_with_segments(true);
+    rows_go_with_segments(false);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_tenant_alone_loses_its_blocks),
     cmocka_unit_test(a_space_by_its_first_digits),
@@ -655,9 +729,11 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(nothing_is_noted_of_blocks_that_were_never_here),
     cmocka_unit_test(r_purged_blocks_after_a_restart),
     cmocka_unit_test(r_purge_cut_short_before_the_pool),
+    cmocka_unit_test(r_purged_block_written_down_anew),
     cmocka_unit_test(r_lost_index_without_the_purged),
     cmocka_unit_test(r_purge_between_look_up_and_load),
     cmocka_unit_test(r_purge_while_a_load_reads),
+    cmocka_unit_test(r_purge_of_blocks_in_use_in_place),
     cmocka_unit_test(r_purge_while_a_block_is_written_down),
     cmocka_unit_test(r_full_disk_at_a_purge),
     cmocka_unit_test(r_damaged_log_of_purges),
