@@ -55,17 +55,24 @@ int slot_verify(const struct kvd_slot *slot, uint32_t *token_buf, struct kvd_dia
     return same ? 0 : kvd_fail(diag, -KVD_E_CORRUPT, "the slot names another block");
 }
 
-/* A block whose copy below is bad and that is in dram, and good there, is written down anew. */
-static void write_anew(struct kvd_service *service, const struct kvd_index_id *id)
+/* A block whose copy below is bad and that is in dram, and good there, is written down anew; unless
+ * it was purged, or has another copy by now. */
+static void write_anew(struct kvd_service *service, const struct bad_record *bad)
 {
-    const struct kvd_addr addr = {.key = id->key, .rank = id->rank};
+    const struct kvd_addr addr = {.key = bad->id.key, .rank = bad->id.rank};
     KVD_AUTOFREE uint32_t *token_buf = malloc(RECORD_TOKENS_MAX * sizeof(*token_buf));
     struct kvd_slot *slot = token_buf ? kvd_pool_pin(service->pool, &addr) : NULL;
     if (!slot) {
         return;
     }
-    if (slot_verify(slot, token_buf, NULL) == 0) { /* a bad one is met by its own check */
-        kvd_pool_set_nvme_segment(service->pool, slot, 0);
+    bool purged = KVD_PROTECT(PURGED_STAYS_UNWRITTEN) && purge_hides_slot(service, slot);
+    if (!purged &&
+        slot_verify(slot, token_buf, NULL) == 0) { /* a bad one is met by its own check */
+        struct kvd_slot_meta meta;
+        kvd_pool_meta(service->pool, slot, &meta);
+        if (meta.nvme_segment == kvd_slot_segment(bad->place.segment)) {
+            kvd_pool_set_nvme_segment(service->pool, slot, 0);
+        }
         writedown_if_missing(service, slot);
     }
     kvd_pool_unpin(service->pool, slot);
@@ -99,7 +106,10 @@ static bool bad_below(struct kvd_service *service, const struct bad_record *bad,
     (void)snprintf(row.text, sizeof(row.text), "%s", text);
     ghost_place(service, bad);
     bool news = quarantine_add(service->quarantine, &row);
-    write_anew(service, &bad->id);
+    if (!service->nvme->ops->live(service->nvme, bad->place.segment, NULL)) {
+        quarantine_forget(service->quarantine, bad->place.segment); /* it died before its row */
+    }
+    write_anew(service, bad);
     return news;
 }
 

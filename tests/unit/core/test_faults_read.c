@@ -4,7 +4,9 @@
 
 #include <errno.h>
 
+#include "cachesvc/core/service_private.h"
 #include "fault_io.h"
+#include "proto/base/clock.h"
 #include "service_rig.h"
 
 enum { N = 12, BAD = 5, TOKENS = N * RIG_BLOCK_TOKENS + 5, PAGE = 4096 };
@@ -170,6 +172,40 @@ static void r_bit_flipped_in_a_write(void **state)
     assert_sound(rig);
 }
 
+static bool any(const struct kvd_segment_info *info, void *user)
+{
+    (void)info;
+    (void)user;
+    return true;
+}
+
+/* The segment dies after a record of it was read, and before that is found to be bad. */
+static void r_segment_dies_under_a_bad_read(void **state)
+{
+    struct rig *rig = *state;
+    uint32_t tokens[TOKENS];
+    uint32_t good = 0;
+    put_below(rig, 7, tokens);
+    (void)fault_add(&(struct fault){.op = FAULT_READ,
+                                    .kind = FAULT_FLIP,
+                                    .file = ".seg",
+                                    .times = 1,
+                                    .bit = 8 * (PAGE + 4242) + 1});
+    assert_int_equal(rig_match(rig, "", "chat", tokens, TOKENS), N);
+    int hold = fault_hold(FAULT_READ, ".seg");
+    struct rig_answer *answer = rig_load_begin(rig, kvd_mono_ns() + 30 * KVD_NS_PER_S);
+    assert_true(fault_wait_held(hold, 1));
+    struct kvd_tier *nvme = rig->service->nvme;
+    assert_int_equal(nvme->ops->reclaim(nvme, 0, any, NULL), 0);
+    fault_release(hold);
+    assert_int_equal(rig_load_end(&answer, &good), 0);
+    assert_int_equal(good, 0);
+    kvd_service_release(rig->session, rig->match.lease, UINT32_MAX);
+    assert_int_equal(rig_number(rig, "status", "", "corrupt"), 1);
+    assert_int_equal(rig_number(rig, "verify", "", "quarantined"), 0);
+    assert_sound(rig);
+}
+
 #define TEST(name)                                                                                 \
     {                                                                                              \
 #name, name, setup, teardown, NULL                                                         \
@@ -182,6 +218,7 @@ static const struct CMUnitTest tests[] = {
     TEST(r_bit_flipped_in_a_header_read),
     TEST(r_device_that_reads_nothing),
     TEST(r_bit_flipped_in_a_write),
+    TEST(r_segment_dies_under_a_bad_read),
 };
 
 KVD_TEST_MAIN(tests)
