@@ -211,7 +211,7 @@ static void forget_purges(struct kvd_service *service, uint64_t oldest_epoch)
 {
     struct kvd_tier_stat st;
     service->nvme->ops->stat(service->nvme, &st);
-    if (strcmp(st.state, "ok") == 0) {
+    if (st.foreign_files == 0 && st.newer_files == 0) {
         purge_forget(service, oldest_epoch);
     }
 }
