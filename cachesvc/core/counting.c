@@ -114,15 +114,16 @@ static void tally_move(struct kvd_tally *t, enum kvd_tier_id tier, const struct 
 }
 
 /* A slot of time that has left its ring, or that went with the row it was in, is shown by no window
- * any more. */
-static void row_move(struct row *row, uint64_t at_s, enum kvd_tier_id tier,
+ * any more. One that nobody has overwritten since may be another row's: it is left alone too. */
+static void row_move(struct row *row, uint64_t now_s, uint64_t at_s, enum kvd_tier_id tier,
                      const struct kvd_amount *amount)
 {
     tally_move(&row->ever, tier, amount);
     for (unsigned w = 0; w < KVD_WINDOW_EVER; w++) {
         const uint64_t number = 1 + at_s / windows[w].slot_s;
+        const uint64_t newest = 1 + now_s / windows[w].slot_s;
         struct cell *cell = row_cell(row, w, number);
-        if (cell->number == number) {
+        if (cell->number == number && number + windows[w].slots > newest) {
             tally_move(&cell->tally, tier, amount);
         }
     }
@@ -392,8 +393,8 @@ void kvd_counting_failed(struct kvd_counting *c, const struct kvd_count_slot *sl
     for (int by = 0; by <= KVD_BY_TENANT; by++) {
         const struct table *t = &c->tables[by];
         struct row *row = by == KVD_BY_ALL ? t->other : row_counted(t, keys[by], slot->nth);
-        row_move(row, KVD_PROTECT(COUNT_FAILED_IN_ITS_WINDOW) ? slot->at_s : c->now_s, tier,
-                 amount);
+        row_move(row, c->now_s, KVD_PROTECT(COUNT_FAILED_IN_ITS_WINDOW) ? slot->at_s : c->now_s,
+                 tier, amount);
     }
     counting_unlock(c);
 }

@@ -599,6 +599,32 @@ static void r_failure_of_a_forgotten_name(void **state)
     kvd_counting_destroy(&c);
 }
 
+/* The same while "(other)" still holds the hour of that look-up, with nothing of it inside. */
+static void r_failure_of_a_forgotten_name_beside_an_old_hour(void **state)
+{
+    (void)state;
+    struct kvd_counting *c = NULL;
+    char name[32];
+    const struct kvd_amount failed = amount_of(3);
+    assert_int_equal(kvd_counting_create(T0, &c), 0);
+    const struct kvd_count_who who = who_of("first", "m", 1, "");
+    const struct kvd_count_slot slot = count(c, T0, &who, 5, 0);
+    for (unsigned i = 0; i < 32; i++) { /* the last one finds no place */
+        (void)snprintf(name, sizeof(name), "s%u", i);
+        const struct kvd_count_who other = who_of(name, "m", 1, "");
+        (void)count(c, T0, &other, 0, 1);
+    }
+    const struct kvd_count_who fresh = who_of("fresh", "m", 1, "");
+    (void)count(c, T0 + 2 * 86400, &fresh, 0, 1); /* takes the place of "first" */
+    kvd_counting_failed(c, &slot, &who, KVD_TIER_DRAM, &failed);
+    struct rows *rows = report(c, T0 + 2 * 86400, KVD_BY_SCENARIO, KVD_WINDOW_EVER);
+    assert_int_equal(row_named(rows, "(other)")->hit[KVD_TIER_DRAM].blocks, 2);
+    assert_int_equal(row_named(rows, "(other)")->missed[KVD_MISS_FAILED].blocks, 3);
+    rows = report(c, T0 + 2 * 86400, KVD_BY_SCENARIO, KVD_WINDOW_24H);
+    assert_int_equal(rows->sum.missed[KVD_MISS_FAILED].blocks, 0);
+    kvd_counting_destroy(&c);
+}
+
 /* The look-ups of now have nothing to do with it. */
 static void r_failure_after_its_window(void **state)
 {
@@ -664,6 +690,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(r_more_failures_than_hits),
     cmocka_unit_test(r_rows_that_do_not_add_up),
     cmocka_unit_test(r_failure_of_a_forgotten_name),
+    cmocka_unit_test(r_failure_of_a_forgotten_name_beside_an_old_hour),
     cmocka_unit_test(r_failure_after_its_window),
     cmocka_unit_test(r_average_over_all_time),
     cmocka_unit_test(r_stored_totals_that_do_not_add_up),
