@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "kvd_test.h"
+#include "proto/base/assert.h"
 #include "proto/base/bytes.h"
 #include "proto/base/cleanup.h"
 
@@ -43,6 +44,7 @@ struct reading {
 
 static bool is_data(const struct record_event *e)
 {
+    KVD_ASSERT(e);
     return e->op == RECORD_WRITE || e->op == RECORD_ALLOCATE || e->op == RECORD_TRUNCATE;
 }
 
@@ -175,7 +177,7 @@ void history_load(const char *folder, struct history *ret)
         ids = ret->log.events[i]->id > ids ? ret->log.events[i]->id : ids;
     }
     struct reading *r = calloc(1, sizeof(*r));
-    assert_non_null(r);
+    assert_true(r && ret->log.n > 0);
     r->h = ret;
     r->begun_op = calloc(ids + 1, sizeof(*r->begun_op));
     r->sync_at = calloc(ids + 1, sizeof(*r->sync_at));

@@ -313,7 +313,8 @@ static int setup(void **state)
         record_history(im);
     }
     history_load(im->folder, &im->history);
-    (void)printf("history of %u events, seed %" PRIu64 "\n", im->history.log.n, im->seed);
+    (void)printf("KVD_CRASH_SEED=%" PRIu64 ": a history of %u events\n", im->seed,
+                 im->history.log.n);
     return 0;
 }
 
@@ -323,9 +324,8 @@ static int teardown(void **state)
     (void)printf("%u images\n", im->checked);
     world_remove(im->image);
     if (im->kept) {
-        (void)printf("again: KVD_CRASH_HISTORY=%s KVD_CRASH_IMAGE=%u:%d:%d:%" PRIu64 "\n",
-                     im->folder, im->how.events, (int)im->how.files, (int)im->how.index,
-                     im->how.random);
+        (void)printf("KVD_CRASH_HISTORY=%s KVD_CRASH_IMAGE=%u:%d:%d:%" PRIu64 "\n", im->folder,
+                     im->how.events, (int)im->how.files, (int)im->how.index, im->how.random);
     } else {
         world_remove(im->folder);
     }

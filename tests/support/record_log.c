@@ -52,7 +52,7 @@ void record_load(const char *log, struct record_log *ret)
     for (uint64_t at = 0, n = 0; (n = event_bytes(ret, at)) > 0; at += n) {
         if (ret->n == cap) {
             cap = cap ? 2 * cap : 1024;
-            ret->events = realloc(ret->events, cap * sizeof(*ret->events));
+            ret->events = realloc(ret->events, cap * sizeof(struct record_event *));
             KVD_ASSERT(ret->events);
         }
         ret->events[ret->n++] = (const struct record_event *)(const void *)(ret->bytes + at);
