@@ -212,6 +212,9 @@ int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag)
            their copies is about others. Those that are found are noted again. */
         kvd_pool_walk(service->pool, forget_copy, service);
     }
+    /* what the rows, the pool and the purges say of earlier starts; before the tier, whose new
+       segments say of which start they are to the one that looks at their rows next */
+    err = err ? err : recover_boot(service, diag);
     err = err ? err : open_nvme(service, &rows, diag);
     free(rows.infos);
     return err ? err : kvd_index_sync(service->index, false);

@@ -348,7 +348,8 @@ int page_buffer(struct kvd_service *service, const struct kvd_slot *slot);
 int recover_open_tiers(struct kvd_service *service, struct kvd_diag *diag);
 /* Put ids must only grow, or a purge would pass over what an earlier start put, and hide what a
  * later one does. An IDENTITY that was restored from an older copy, or from another folder, counts
- * too few starts: raised above all that is stored. After the pool, the purges and the tiers. */
+ * too few starts: raised above all that is stored. After the pool and the purges; and once more
+ * after the tiers, which may have found records that no row told of. */
 int recover_boot(struct kvd_service *service, struct kvd_diag *diag);
 
 /* ---- ghosts (service.c): a block that had no copy below is gone from dram; its entry explains the

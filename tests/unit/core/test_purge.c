@@ -673,6 +673,36 @@ static void r_identity_restored_from_an_older_copy(void **state)
     }
 }
 
+/* The same at every start, and no purge in between: the put ids of the second must not come again. */
+static void r_identity_restored_at_every_start(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    uint32_t later[TOKENS];
+    char identity[300];
+    char copy[300];
+    rig_tokens(22, TOKENS, tokens);
+    rig_tokens(23, TOKENS, later);
+    rig_begin(&rig);
+    (void)snprintf(identity, sizeof(identity), "%s/IDENTITY", rig.folder);
+    (void)snprintf(copy, sizeof(copy), "%s/nvme/IDENTITY", rig.folder);
+    rig_close(&rig);
+    rig_open(&rig, true);
+    put_all(&rig, "alice", tokens);
+    rig_close(&rig);
+    copy_file(copy, identity);
+    rig_open(&rig, true);
+    put_all(&rig, "alice", later);
+    rig_close(&rig);
+    copy_file(copy, identity);
+    rig_open(&rig, true);
+    assert_int_equal(rig_purge_tenant(&rig, "alice"), 0);
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), 0);
+    assert_int_equal(rig_hit(&rig, "alice", later, TOKENS), 0);
+    rig_fini(&rig);
+}
+
 /* ---- rows that nothing needs any more ---- */
 
 /* direct: whether the file system of the segments takes direct I/O. */
@@ -740,6 +770,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(r_torn_end_of_the_log_of_purges),
     cmocka_unit_test(r_log_of_purges_of_others),
     cmocka_unit_test(r_identity_restored_from_an_older_copy),
+    cmocka_unit_test(r_identity_restored_at_every_start),
     cmocka_unit_test(rows_go_with_their_segments),
 };
 
