@@ -12,7 +12,8 @@
 struct kvd_watch {
     pthread_mutex_t mtx;
     pthread_cond_t wake;
-    struct kvd_list all; /* lock: mtx. In no order: there are a few dozen at most */
+    struct kvd_list all; /* lock: mtx. In no order: loads under way are few */
+    uint64_t wakes_ns;   /* lock: mtx. When the thread looks next; 0: it is awake */
     bool stop;           /* lock: mtx */
     void (*tick)(void *user);
     void *user;
@@ -51,7 +52,9 @@ static void *watch_main(void *arg)
         uint64_t next_ns = run_late(watch, now_ns, tick_ns);
         const struct timespec until = {.tv_sec = (time_t)(next_ns / KVD_NS_PER_S),
                                        .tv_nsec = (long)(next_ns % KVD_NS_PER_S)};
+        watch->wakes_ns = next_ns;
         (void)pthread_cond_timedwait(&watch->wake, &watch->mtx, &until);
+        watch->wakes_ns = 0;
     }
     (void)pthread_mutex_unlock(&watch->mtx);
     return NULL;
@@ -105,7 +108,9 @@ void kvd_watch_add(struct kvd_watch *watch, struct kvd_watched *w)
 {
     (void)pthread_mutex_lock(&watch->mtx);
     kvd_list_push_back(&watch->all, &w->link);
-    (void)pthread_cond_signal(&watch->wake);
+    if (w->deadline_ns < watch->wakes_ns) { /* seldom: so a load mostly wakes nobody */
+        (void)pthread_cond_signal(&watch->wake);
+    }
     (void)pthread_mutex_unlock(&watch->mtx);
 }
 
