@@ -9,8 +9,10 @@
  */
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cachesvc/core/service_private.h"
 #include "proto/base/assert.h"
@@ -121,6 +123,45 @@ static void sweep_slot(struct kvd_slot *slot, void *user)
     }
 }
 
+/* Whose blocks, for the log: digests, because names are users'. */
+static void what_text(const struct kvd_purge_what *what, char *ret, size_t bytes)
+{
+    char tenant[KVD_DIGEST_HEX];
+    char space[KVD_DIGEST_HEX];
+    kvd_hex(what->tenant.b, KVD_DIGEST_BYTES, tenant);
+    kvd_hex(what->space.b, KVD_DIGEST_BYTES, space);
+    switch ((enum kvd_purge_scope)what->scope) {
+    case KVD_PURGE_ALL:
+        (void)snprintf(ret, bytes, "everything");
+        break;
+    case KVD_PURGE_SPACE:
+        (void)snprintf(ret, bytes, "space %.16s", space);
+        break;
+    case KVD_PURGE_TENANT:
+        (void)snprintf(ret, bytes, "tenant %.16s", tenant);
+        break;
+    case KVD_PURGE_TENANT_IN_SPACE:
+    case KVD_PURGE_BLOCK:
+        (void)snprintf(ret, bytes, "tenant %.16s in space %.16s", tenant, space);
+        break;
+    }
+}
+
+/* Somebody may miss these blocks: who threw them away is in the log. */
+static void purge_say(const struct purge_job *job)
+{
+    struct kvd_service *service = job->session->service;
+    char who[SESSION_NAME_MAX];
+    char what[128];
+    (void)pthread_mutex_lock(&service->mtx);
+    memcpy(who, job->session->name, sizeof(who));
+    (void)pthread_mutex_unlock(&service->mtx);
+    what_text(&job->what, what, sizeof(what));
+    kvd_log_info(service->log,
+                 "client %s: purged %s: %" PRIu64 " blocks in dram, and what is below", who, what,
+                 job->out.dram_blocks);
+}
+
 static void purge_run(struct kvd_work *work)
 {
     struct purge_job *job = KVD_CONTAINER_OF(work, struct purge_job, work);
@@ -132,10 +173,7 @@ static void purge_run(struct kvd_work *work)
                              next_put_id, service, &diag, &cut);
     if (!err) {
         kvd_pool_walk(service->pool, sweep_slot, job);
-        kvd_log_info(service->log,
-                     "purged, by a client's request: %llu blocks in dram, and what "
-                     "is below",
-                     (unsigned long long)job->out.dram_blocks);
+        purge_say(job);
     }
     job->done(err, &diag, &job->out, job->user);
     free(job);
@@ -266,7 +304,8 @@ struct drop_job {
     struct kept_prompt prompt;
     uint32_t first;
     uint32_t n;
-    struct kvd_index_entry *entries; /* n rows, as all below */
+    struct kvd_index_entry *entries; /* n rows, as all below; made by the worker, so that what waits
+                                        for one is small */
     uint8_t *found;
     struct kvd_purge_what *what; /* of the blocks that left a trace here: */
     uint32_t *blocks;
@@ -331,13 +370,26 @@ static void drop_block(struct drop_job *job, uint32_t i, uint64_t cut)
     }
 }
 
+static int drop_rows(struct drop_job *job, struct kvd_diag *diag)
+{
+    job->entries = calloc(job->n, sizeof(*job->entries));
+    job->found = calloc(job->n, sizeof(*job->found));
+    job->what = calloc(job->n, sizeof(*job->what));
+    job->blocks = calloc(job->n, sizeof(*job->blocks));
+    return job->entries && job->found && job->what && job->blocks
+               ? 0
+               : kvd_fail(diag, -ENOMEM, "out of memory");
+}
+
 static int drop_blocks(struct drop_job *job, struct kvd_diag *diag)
 {
     struct kvd_service *service = job->session->service;
     struct expiry_clock clock = expiry_clock(service);
     uint64_t cut = 0;
-    int err = kvd_index_lookup(service->index, job->prompt.keys, job->first, job->n,
-                               job->prompt.rank, job->entries, job->found);
+    int err = drop_rows(job, diag);
+    err = err ? err
+              : kvd_index_lookup(service->index, job->prompt.keys, job->first, job->n,
+                                 job->prompt.rank, job->entries, job->found);
     for (uint32_t i = 0; i < job->n && !err; i++) {
         bool trace = false;
         job->dropped += drop_look(job, i, clock, &trace);
@@ -376,17 +428,7 @@ static int drop_prepare(struct kvd_session *session, const struct kvd_prompt_ref
     if (n == 0 || first > KVD_WIRE_PROMPT_TOKENS_MAX || n > KVD_WIRE_PROMPT_TOKENS_MAX - first) {
         return kvd_fail(diag, -KVD_E_BAD_REQUEST, "drop of %u blocks from block %u on", n, first);
     }
-    int err = prompt_keep(session, ref, first + n, diag, &job->prompt);
-    if (err) {
-        return err;
-    }
-    job->entries = calloc(n, sizeof(*job->entries));
-    job->found = calloc(n, sizeof(*job->found));
-    job->what = calloc(n, sizeof(*job->what));
-    job->blocks = calloc(n, sizeof(*job->blocks));
-    return job->entries && job->found && job->what && job->blocks
-               ? 0
-               : kvd_fail(diag, -ENOMEM, "out of memory");
+    return prompt_keep(session, ref, first + n, diag, &job->prompt);
 }
 
 void kvd_service_drop(struct kvd_session *session, const struct kvd_prompt_ref *prompt,

@@ -88,7 +88,7 @@ static void node_open(struct node *n)
                                 "--nvme.cap",
                                 "64MiB",
                                 "--client.copy-lease",
-                                "300ms",
+                                "1500ms", /* short, but no busy machine takes so long in a step */
                                 "--client.put-pending",
                                 "300ms",
                                 NULL};

@@ -160,6 +160,8 @@ static void test_drop_and_purge(void **state)
     assert_int_equal(r.dram_blocks, N);
     assert_int_equal(r.dram_bytes, N * RIG_BLOCK_BYTES);
     assert_int_equal(rig_hit(s, 1, N), 0);
+    assert_int_equal(rig_logged(&rig, "client test (pid "), 3); /* come, and two purges: whose */
+    assert_int_equal(rig_logged(&rig, "purged tenant 0000000000000000: 8 blocks"), 1);
     p.scenario = "nobody's";
     assert_int_equal(kvd_drop(s, &p, 0, 1, &dropped), KVD_UNKNOWN_SCENARIO);
     kvd_client_close(&c);
