@@ -47,6 +47,7 @@ int main(int argc, char **argv)
     struct kvd_space *space;
     kvd_client_options_init(&options);
     options.socket_path = argc > 1 ? argv[1] : "/run/kvdepot/kvdepotd.sock";
+    options.match_ms = 2000; /* patient; an engine would rather compute: the default is 20 */
     int err = kvd_client_open(&options, &client);
     err = err ? err : kvd_space_open(client, &config, &space);
     err = err ? err : serve(space, &prompt, kv);

@@ -125,6 +125,11 @@ offline() {
 
 has "without a daemon" "$(offline "$work/store")" '^nvme +4 .* 0 +0 +0$'
 has "the segments' folder does too" "$(offline "$work/store/nvme")" '^nvme +4 .* 0 +0 +0$'
+mv "$work/store/nvme" "$work/elsewhere"
+has "nothing read is not called good" "$(offline "$work/store")" 'nvme.path says; name that folder'
+has "and told" "$(offline "$work/store")" '^exit status 1$'
+has "the folder that was named" "$(offline "$work/elsewhere")" '^nvme +4 .* 0 +0 +0$'
+mv "$work/elsewhere" "$work/store/nvme"
 segment=$(find "$work/store/nvme" -name '*.seg')
 printf 'X' | dd of="$segment" bs=1 seek=9000 conv=notrunc status=none
 before=$(sha256sum "$segment")
@@ -158,6 +163,8 @@ has "not all and some" "$(ask purge --all --tenant x --yes)" '^exit status 3$'
 has "an unknown space" "$(ask purge --space 00000000 --yes)" 'is not known here'
 same "all of that purged nothing" "4 of 4 blocks were stored" "$(stored)"
 has "another tenant's" "$(ask purge --tenant alice --yes)" 'of tenant alice: 0 blocks'
+long=$(printf 'a%.0s' {1..300})
+has "a name is shown whole" "$(ask purge --tenant "$long" --yes)" "of tenant $long: 0 blocks"
 same "is not this one's" "4 of 4 blocks were stored" "$(stored)"
 space=$(ask hitrate --by space | sed -n 's/^\(hello@[0-9a-f]*\) .*/\1/p')
 has "a space" "$(ask purge --space "$space" --yes)" "^purged all that is stored in space $space: 4 blocks \(256\.0 KiB\)"

@@ -2,25 +2,22 @@
  * kvdepot key: what a prompt is called in the cache, and why. The space comes from a model file or
  * from its fields, the seed from whom the store belongs to; nothing is stored, counted or touched.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/model/input.h"
 #include "engine/model/space.h"
 #include "kvdepot/kvdepot.h"
 #include "proto/base/cleanup.h"
-#include "proto/format/identity.h"
 #include "tools/kvdepot/args.h"
 #include "tools/kvdepot/ask.h"
 #include "tools/kvdepot/command.h"
 #include "tools/kvdepot/key_view.h"
+#include "tools/kvdepot/store.h"
 
 static const char help[] =
     "usage: kvdepot key (--model FILE | --space FILE) [--prompt TEXT | --prompt-file FILE |\n"
@@ -209,20 +206,8 @@ static int seed_parse(const char *text, const char *what, struct kvd_diag *diag,
 
 static int seed_of_store(const char *folder, struct kvd_diag *diag, uint64_t *ret)
 {
-    char text[KVD_IDENTITY_TEXT_MAX + 1];
     struct kvd_identity id;
-    KVD_AUTOCLOSE int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    KVD_AUTOCLOSE int fd = dir < 0 ? -1 : openat(dir, "IDENTITY", O_RDONLY | O_CLOEXEC);
-    const ssize_t n = fd < 0 ? -1 : read(fd, text, KVD_IDENTITY_TEXT_MAX);
-    if (n < 0) {
-        const int err = -errno;
-        return kvd_fail(diag, err,
-                        "%s/IDENTITY can't be read: %s; --store names the folder that is "
-                        "kvdepotd's --dir",
-                        folder, kvd_strerror(err));
-    }
-    text[n] = 0;
-    const int rc = kvd_identity_parse(text, (size_t)n, folder, diag, &id);
+    const int rc = kvd_store_identity(folder, diag, &id);
     if (!rc) {
         *ret = id.seed;
     }

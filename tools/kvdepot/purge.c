@@ -36,9 +36,9 @@ static const char help[] =
     "  kvdepot purge --tenant alice --space 0a1b2c3d --yes\n"
     "  kvdepot purge --all --yes --json | jq .dram_bytes\n";
 
-enum { WHAT_BYTES = 160 };
+enum { NAME_BYTES = 513, WHAT_BYTES = 2 * NAME_BYTES + 64 }; /* no name is longer */
 
-/* Prints a name without what would move a terminal's cursor. */
+/* Prints a name without what would move a terminal's cursor; whole, because people decide by it. */
 static void name_show(const char *name, char *ret, size_t bytes)
 {
     size_t i = 0;
@@ -50,8 +50,8 @@ static void name_show(const char *name, char *ret, size_t bytes)
 
 static void what_say(const struct kvd_purge_scope *scope, char *ret, size_t bytes)
 {
-    char tenant[64] = "";
-    char space[64] = "";
+    char tenant[NAME_BYTES] = "";
+    char space[NAME_BYTES] = "";
     if (scope->everything) {
         (void)snprintf(ret, bytes, "everything that is stored");
         return;

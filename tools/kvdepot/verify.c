@@ -33,6 +33,9 @@ static const char help[] =
     "  --socket PATH  the daemon's socket (default " KVD_DEFAULT_SOCKET ")\n"
     "  --offline DIR  without a daemon: the segments in a store's folder; changes nothing\n"
     "  --json         the report as JSON\n\n"
+    "What it counts: bad, what is damaged; newer, what a later version wrote, which is left "
+    "alone;\n"
+    "skipped, what could not be read now, or is no part of this store.\n\n"
     "Exit status: 0 all is good, 1 something is bad (or the reading failed), 2 no daemon answers,\n"
     "3 wrong usage.\n\n"
     "  kvdepot verify\n"
@@ -116,9 +119,11 @@ static bool is_over(const json_t *report, uint64_t round, int *ret_status)
         return true;
     }
     if (now != round) {
-        *ret_status = kvd_complain(KVD_EXIT_FAILED, "verify",
-                                   "the daemon gave this round up for another one that was asked "
-                                   "for; try again when that has ended (kvdepot status)");
+        *ret_status =
+            kvd_complain(KVD_EXIT_FAILED, "verify",
+                         "the round did not come to its end: the daemon was restarted, or "
+                         "another round was asked for; try again when that has ended "
+                         "(kvdepot status)");
         return true;
     }
     return ended;
@@ -196,9 +201,9 @@ static int show(const json_t *report, bool json)
 
 static int verify_run(int argc, char **argv)
 {
-    const char *socket_path = KVD_DEFAULT_SOCKET;
-    const char *tier = "";
-    const char *rate_text = "0";
+    const char *socket_path = NULL;
+    const char *tier = NULL;
+    const char *rate_text = NULL;
     const char *offline = NULL;
     uint64_t rate = 0;
     bool json = false;
@@ -213,16 +218,21 @@ static int verify_run(int argc, char **argv)
     if (kvd_args_parse(argc, argv, args, 5, &diag)) {
         return kvd_complain(KVD_EXIT_USAGE, "verify", diag.text);
     }
-    if (*tier && strcmp(tier, "dram") != 0 && strcmp(tier, "nvme") != 0) {
+    if (offline && (socket_path || tier || rate_text)) {
+        return kvd_complain(KVD_EXIT_USAGE, "verify",
+                            "--socket, --tier and --rate are a daemon's; none goes with --offline");
+    }
+    if (tier && strcmp(tier, "dram") != 0 && strcmp(tier, "nvme") != 0) {
         return kvd_complain(KVD_EXIT_USAGE, "verify", "--tier is dram or nvme");
     }
-    if (kvd_units_parse_bytes(rate_text, &rate)) {
+    if (rate_text && kvd_units_parse_bytes(rate_text, &rate)) {
         return kvd_complain(KVD_EXIT_USAGE, "verify", "--rate takes bytes a second, such as 8MiB");
     }
     signals_block();
     json_t *report = NULL;
     int status = offline ? verify_offline(offline, &report)
-                         : verify_online(socket_path, tier, rate, &report);
+                         : verify_online(socket_path ? socket_path : KVD_DEFAULT_SOCKET, tier, rate,
+                                         &report);
     if (status == KVD_EXIT_OK) {
         status = show(report, json);
     }

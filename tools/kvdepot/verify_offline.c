@@ -16,6 +16,7 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
 #include "proto/format/segment.h"
+#include "tools/kvdepot/store.h"
 
 enum {
     TOKENS_MAX = KVD_RECORD_BLOCKS_MAX * KVD_BLOCK_TOKENS_MAX,
@@ -315,22 +316,25 @@ static int lock_shared(int folder, const char *path, struct kvd_diag *diag, int 
     return 0;
 }
 
-/* The store that the folder's IDENTITY names, where there is one. */
-static void read_store(struct offline *o, int folder)
+/* The store that the folder's IDENTITY names, where it can be read. */
+static void read_store(struct offline *o, const char *path)
 {
-    char text[256] = "";
-    char hex[2 * KVD_STORE_ID_BYTES + 1] = "";
-    KVD_AUTOCLOSE int fd = openat(folder, "IDENTITY", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0 ||
-        sscanf(text, "kvdepot-identity %*u\nstore %32[0-9a-f]", hex) != 1 ||
-        strlen(hex) != 2 * KVD_STORE_ID_BYTES) {
-        return;
+    struct kvd_identity id;
+    o->store_known = kvd_store_identity(path, NULL, &id) == 0;
+    if (o->store_known) {
+        o->store = id.store;
     }
-    for (int i = 0; i < KVD_STORE_ID_BYTES; i++) {
-        const char byte[] = {hex[2 * i], hex[2 * i + 1], 0};
-        o->store.b[i] = (uint8_t)strtoul(byte, NULL, 16);
+}
+
+/* kvdepotd's folder without segments in it: to read nothing there, and call it good, is no help. */
+static int segments_elsewhere(struct offline *o, int top, const char *path)
+{
+    if (faccessat(top, "index", F_OK, 0) != 0) {
+        return 0;
     }
-    o->store_known = true;
+    return kvd_fail(
+        o->diag, -KVD_E_NOT_FOUND,
+        "%s has no segments: they are where kvdepotd's nvme.path says; name that folder", path);
 }
 
 static int open_folders(struct offline *o, const char *path, int *ret_root, struct locks *ret_locks)
@@ -346,12 +350,13 @@ static int open_folders(struct offline *o, const char *path, int *ret_root, stru
                         "dir, or nvme.path)",
                         path);
     }
-    read_store(o, top);
+    read_store(o, path);
     int err = lock_shared(top, path, o->diag, &ret_locks->top);
     int below = openat(top, "nvme", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (!err && below >= 0) {
         err = lock_shared(below, path, o->diag, &ret_locks->below);
     }
+    err = err || below >= 0 ? err : segments_elsewhere(o, top, path);
     if (err) {
         kvd_close_fd(&below);
         return err;

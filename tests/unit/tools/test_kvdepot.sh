@@ -48,6 +48,13 @@ run_is 2 "$work/none" verify --socket "$work/none"
 run_is 3 "dram or nvme" verify --tier moon
 run_is 3 "bytes a second" verify --rate fast
 run_is 1 "name a store's folder" verify --offline "$work/none"
+for option in "--socket $work/none" "--tier nvme" "--rate 0"; do
+    # shellcheck disable=SC2086 # an option and its value
+    run_is 3 "none goes with --offline" verify --offline "$work" $option
+done
+run_is 0 "usage: kvdepot purge" purge --help
+run_is 3 "say what" purge --yes
+run_is 2 "$work/none" purge --all --yes --socket "$work/none"
 run_is 1 "has no IDENTITY" verify --offline "$work"
 run_is 3 "kvdepot bench local" bench
 run_is 3 "whole number" bench local --rounds 0
