@@ -36,7 +36,7 @@ bool purge_hides(struct kvd_service *service, const struct kept_prompt *prompt, 
         return false;
     }
     return (view->cut && put_id <= view->cut) ||
-           (view->blocks &&
+           (put_id <= view->block_cut &&
             kvd_purges_hides_block(service->purges, &prompt->space->digest, &prompt->tenant,
                                    &prompt->keys[index], prompt->rank, put_id));
 }

@@ -42,6 +42,18 @@ uint64_t purge_table_tenant_cut(const struct purge_table *t, const struct kvd_di
     return cut;
 }
 
+static uint32_t owner_of(const struct kvd_digest *space, const struct kvd_digest *tenant)
+{
+    const struct kvd_digest both[2] = {*space, *tenant};
+    return (uint32_t)kvd_sum(both, sizeof(both)) % PURGE_OWNERS;
+}
+
+uint64_t purge_table_block_cut(const struct purge_table *t, const struct kvd_digest *space,
+                               const struct kvd_digest *tenant)
+{
+    return t->block_cuts[owner_of(space, tenant)];
+}
+
 /* Takes rows in, one of each thing, and makes them findable. */
 static void take(struct purge_table *t, const struct kvd_purge_row *rows, uint32_t n)
 {
@@ -97,8 +109,11 @@ static void settle(struct purge_table *t, struct kvd_purge_row *scratch)
     memset(t->slots, 0, (t->mask + 1) * sizeof(*t->slots));
     t->n = 0;
     take(t, scratch, n);
-    for (uint32_t i = 0; i < t->n; i++) {
-        t->n_blocks += t->rows[i].what.scope == KVD_PURGE_BLOCK;
+    for (uint32_t i = 0; i < t->n; i++) { /* cuts ascend */
+        const struct kvd_purge_what *w = &t->rows[i].what;
+        if (w->scope == KVD_PURGE_BLOCK) {
+            t->block_cuts[owner_of(&w->space, &w->tenant)] = t->rows[i].cut;
+        }
         t->newest = t->rows[i].cut;
     }
 }

@@ -361,7 +361,7 @@ void kvd_purges_view(struct kvd_purges *purges, const struct kvd_digest *space,
     }
     (void)pthread_rwlock_rdlock(&purges->lock);
     ret->cut = purge_table_tenant_cut(&purges->table, space, tenant);
-    ret->blocks = purges->table.n_blocks > 0;
+    ret->block_cut = purge_table_block_cut(&purges->table, space, tenant);
     (void)pthread_rwlock_unlock(&purges->lock);
 }
 
@@ -390,7 +390,8 @@ bool kvd_purges_hides(struct kvd_purges *purges, const struct kvd_digest *space,
     }
     kvd_purges_view(purges, space, tenant, &view);
     return (view.cut && put_id <= view.cut) ||
-           (view.blocks && kvd_purges_hides_block(purges, space, tenant, key, rank, put_id));
+           (put_id <= view.block_cut &&
+            kvd_purges_hides_block(purges, space, tenant, key, rank, put_id));
 }
 
 uint64_t kvd_purges_newest(const struct kvd_purges *purges)

@@ -49,8 +49,8 @@ int kvd_purges_forget(struct kvd_purges *purges, uint64_t cut);
 
 /* What the rows say of one tenant in one space, for the blocks of a prompt. */
 struct kvd_purge_view {
-    uint64_t cut; /* put ids up to this are purged; 0: none */
-    bool blocks;  /* there are rows of single blocks: ask kvd_purges_hides_block as well */
+    uint64_t cut;       /* put ids up to this are purged; 0: none */
+    uint64_t block_cut; /* of those up to this single blocks may be: ask kvd_purges_hides_block */
 };
 void kvd_purges_view(struct kvd_purges *purges, const struct kvd_digest *space,
                      const struct kvd_digest *tenant, struct kvd_purge_view *ret);

@@ -209,6 +209,31 @@ static void nothing_is_noted_of_blocks_that_were_never_here(void **state)
     rig_fini(&rig);
 }
 
+/* Whose blocks were never dropped pays nothing for what others drop. */
+static void a_drop_is_asked_about_by_its_tenant_only(void **state)
+{
+    (void)state;
+    struct rig rig;
+    uint32_t tokens[TOKENS];
+    struct kvd_purge_view view;
+    struct kvd_digest alice;
+    struct kvd_digest bob;
+    kvd_tenant_digest("alice", 5, &alice);
+    kvd_tenant_digest("bob", 3, &bob);
+    rig_tokens(24, TOKENS, tokens);
+    rig_begin(&rig);
+    put_all(&rig, "alice", tokens);
+    put_all(&rig, "bob", tokens);
+    assert_int_equal(rig_drop(&rig, "bob", tokens, 1, 1), 1);
+    kvd_purges_view(rig.service->purges, &rig.space.space, &alice, &view);
+    assert_int_equal(view.block_cut, 0);
+    kvd_purges_view(rig.service->purges, &rig.space.space, &bob, &view);
+    assert_int_equal(view.block_cut, kvd_purges_newest(rig.service->purges));
+    assert_int_equal(rig_hit(&rig, "alice", tokens, TOKENS), N);
+    assert_int_equal(rig_hit(&rig, "bob", tokens, TOKENS), 1);
+    rig_fini(&rig);
+}
+
 /* ---- restarts ---- */
 
 static void r_purged_blocks_after_a_restart(void **state)
@@ -673,7 +698,8 @@ static void r_identity_restored_from_an_older_copy(void **state)
     }
 }
 
-/* The same at every start, and no purge in between: the put ids of the second must not come again. */
+/* The same at every start, and no purge in between: the put ids of one must not come again in the
+ * next. */
 static void r_identity_restored_at_every_start(void **state)
 {
     (void)state;
@@ -757,6 +783,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(refusals),
     cmocka_unit_test(r_a_dropped_block_ends_the_prefix),
     cmocka_unit_test(nothing_is_noted_of_blocks_that_were_never_here),
+    cmocka_unit_test(a_drop_is_asked_about_by_its_tenant_only),
     cmocka_unit_test(r_purged_blocks_after_a_restart),
     cmocka_unit_test(r_purge_cut_short_before_the_pool),
     cmocka_unit_test(r_purged_block_written_down_anew),
