@@ -258,6 +258,11 @@ static void r_placed_blocks_past_their_deadline(void **state)
     }
     assert_int_equal(kvd_place_check(lease), 0);
     wait_for_log(&n, "in use in place");
+    uint64_t until = kvd_mono_ns() + RIG_WAIT_MS * (uint64_t)KVD_NS_PER_MS;
+    while (rig_status(n.watcher, "oldest_s") < 3) { /* more looks at it: it is said once */
+        assert_true(kvd_mono_ns() < until);
+    }
+    assert_int_equal(rig_logged(&n.rig, "in use in place"), 1);
     /* it goes on: what was not placed is found again */
     assert_int_equal(kvd_place(lease, BLOCKS - 1, 1, at + BLOCKS - 1, &good), 0);
     assert_int_equal(good, 1);
