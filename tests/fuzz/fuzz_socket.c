@@ -44,6 +44,9 @@ enum step {
     STEP_DESCRIPTORS,
     STEP_HANG_UP,
     STEP_OTHER_CLIENT,
+    STEP_DROP,
+    STEP_PURGE,
+    STEP_VERIFY,
     STEPS,
     ASYNC = 0x80,
     EDITED = 0x40, /* some bytes of the packed request are changed before it is sent */
@@ -310,9 +313,11 @@ static void send_request(struct run *r, Kvd__Wire__Request *req)
         packet[fuzz_le(&r->in, 2) % n] = fuzz_u8(&r->in);
     }
     send_bytes(c, packet, n, -1, 0);
-    /* loads and commits are answered by others than the door: their answer is waited for itself */
+    /* answered by others than the door: their answer is waited for itself */
     const bool by_worker = req->body_case == KVD__WIRE__REQUEST__BODY_LOAD ||
                            req->body_case == KVD__WIRE__REQUEST__BODY_PUT_COMMIT ||
+                           req->body_case == KVD__WIRE__REQUEST__BODY_DROP ||
+                           req->body_case == KVD__WIRE__REQUEST__BODY_PURGE ||
                            req->body_case == KVD__WIRE__REQUEST__BODY_HELLO;
     while (!(r->step & (ASYNC | EDITED)) && by_worker && c->fd >= 0 && c->heard_id != req->id) {
         (void)receive(c, WAIT_MS);
@@ -559,6 +564,51 @@ static void step_descriptors(struct run *r)
     (void)close(fd);
 }
 
+static void step_drop(struct run *r)
+{
+    struct prompt prompt = {.extra = {0}};
+    Kvd__Wire__DropRequest body = KVD__WIRE__DROP_REQUEST__INIT;
+    Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
+    const uint8_t first = fuzz_u8(&r->in) % 32;
+    const uint8_t n = 1 + fuzz_u8(&r->in) % 16;
+    prompt_make(r, &prompt, (uint64_t)(first + n) * BLOCK_TOKENS);
+    body.prompt = &prompt.msg;
+    body.first_block = (uint32_t)fuzz_mostly(&r->in, first);
+    body.n_blocks = (uint32_t)fuzz_mostly(&r->in, n);
+    req.body_case = KVD__WIRE__REQUEST__BODY_DROP;
+    req.drop = &body;
+    send_request(r, &req);
+}
+
+static void step_purge(struct run *r)
+{
+    static char *const spaces[] = {"",           "fuzz", "00000000", "0123456789abcdef",
+                                   "m@12345678", "\xff"};
+    Kvd__Wire__PurgeRequest body = KVD__WIRE__PURGE_REQUEST__INIT;
+    Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
+    const uint8_t how = fuzz_u8(&r->in);
+    body.all = how >= 0xf0;
+    body.has_tenant = how & 1;
+    body.tenant_name.data = (uint8_t *)(uintptr_t) "alice";
+    body.tenant_name.len = how & 2 ? 5 : 0;
+    body.space = spaces[how / 4 % (sizeof(spaces) / sizeof(spaces[0]))];
+    req.body_case = KVD__WIRE__REQUEST__BODY_PURGE;
+    req.purge = &body;
+    send_request(r, &req);
+}
+
+static void step_verify(struct run *r)
+{
+    static char *const tiers[] = {"", "dram", "nvme", "tape"};
+    Kvd__Wire__VerifyRequest body = KVD__WIRE__VERIFY_REQUEST__INIT;
+    Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
+    body.tier = tiers[fuzz_u8(&r->in) % 4];
+    body.rate = fuzz_mostly(&r->in, 0);
+    req.body_case = KVD__WIRE__REQUEST__BODY_VERIFY;
+    req.verify = &body;
+    send_request(r, &req);
+}
+
 static void step_run(struct run *r)
 {
     static void (*const steps[STEPS])(struct run *) = {
@@ -569,6 +619,8 @@ static void step_run(struct run *r)
         [STEP_COMMIT] = step_commit, [STEP_TOUCH] = step_touch,
         [STEP_ADMIN] = step_admin,   [STEP_SCRIBBLE] = step_scribble,
         [STEP_RAW] = step_raw,       [STEP_DESCRIPTORS] = step_descriptors,
+        [STEP_DROP] = step_drop,     [STEP_PURGE] = step_purge,
+        [STEP_VERIFY] = step_verify,
     };
     r->step = fuzz_u8(&r->in);
     const unsigned kind = (r->step & 0x3f) % STEPS;

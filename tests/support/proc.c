@@ -47,13 +47,21 @@ void proc_start(struct proc *p, const char *const *argv)
     p->fd = fds[0];
 }
 
+/* KVD_PATIENCE in the environment: so many times slower a sanitizer may make a program. */
+static uint64_t deadline_s(void)
+{
+    const char *patience = getenv("KVD_PATIENCE");
+    const int times = patience ? atoi(patience) : 1;
+    return (uint64_t)DEADLINE_S * (uint64_t)(times > 1 ? times : 1);
+}
+
 /* Reads once. false at the end of the output. */
 static bool read_some(struct proc *p, uint64_t deadline_ns)
 {
     struct pollfd pfd = {.fd = p->fd, .events = POLLIN};
     if (poll(&pfd, 1, kvd_deadline_poll_ms(deadline_ns)) == 0) {
         (void)kill(p->pid, SIGKILL);
-        fail_msg("pid %d said nothing more for %d s; so far: %s", (int)p->pid, DEADLINE_S,
+        fail_msg("pid %d said nothing more for %d s; so far: %s", (int)p->pid, (int)deadline_s(),
                  p->output);
     }
     char buf[4096];
@@ -71,7 +79,7 @@ static bool read_some(struct proc *p, uint64_t deadline_ns)
 
 void proc_expect(struct proc *p, const char *text)
 {
-    uint64_t deadline = kvd_mono_ns() + DEADLINE_S * KVD_NS_PER_S;
+    uint64_t deadline = kvd_mono_ns() + deadline_s() * KVD_NS_PER_S;
     while (!strstr(p->output, text)) {
         if (!read_some(p, deadline)) {
             (void)proc_end(p, SIGKILL);
@@ -82,7 +90,7 @@ void proc_expect(struct proc *p, const char *text)
 
 int proc_end(struct proc *p, int sig)
 {
-    uint64_t deadline = kvd_mono_ns() + DEADLINE_S * KVD_NS_PER_S;
+    uint64_t deadline = kvd_mono_ns() + deadline_s() * KVD_NS_PER_S;
     int status = 0;
     if (sig) {
         assert_int_equal(kill(p->pid, sig), 0);

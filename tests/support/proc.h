@@ -1,7 +1,7 @@
 /*
  * For tests that start the real programs: processes with their output read through a pipe, waited
- * for by what they say and not by time, and never left behind. Every wait has a deadline of 60 s,
- * after which the test fails.
+ * for by what they say and not by time, and never left behind. Every wait has a deadline of 60 s
+ * (times KVD_PATIENCE), after which the test fails.
  */
 #ifndef TESTS_SUPPORT_PROC_H
 #define TESTS_SUPPORT_PROC_H

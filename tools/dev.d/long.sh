@@ -18,6 +18,7 @@ long_tsan() {
         -Db_lundef=false
     setup_build build-tsan
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$ROOT/tests/support/tsan.supp
+    export KVD_PATIENCE=6
     test_run build-tsan --suite unit --suite scenario --timeout-multiplier 6
     test_close "$TEST_COUNTS"
 }
