@@ -430,7 +430,9 @@ static void step_load(struct run *r)
     Kvd__Wire__Range results;
     Kvd__Wire__LoadRequest body = KVD__WIRE__LOAD_REQUEST__INIT;
     Kvd__Wire__Request req = KVD__WIRE__REQUEST__INIT;
-    const uint8_t n = fuzz_u8(&r->in) % 64;
+    const uint8_t how = fuzz_u8(&r->in);
+    const uint8_t n = how % 64;
+    body.place = how & 0x80;
     body.lease = fuzz_mostly(&r->in, r->c->leases[fuzz_u8(&r->in) % KEPT]);
     body.first_block = (uint32_t)fuzz_mostly(&r->in, 0);
     body.n_blocks = (uint32_t)fuzz_mostly(&r->in, n);

@@ -39,6 +39,7 @@ int kvd_ask_open(const char *socket_path, const char *name, struct kvd_client **
     kvd_client_options_init(&options);
     options.socket_path = socket_path;
     options.program = "kvdepot";
+    options.connect_ms = 2000; /* a daemon that is busy is not one that is gone */
     int err = kvd_client_open(&options, ret_client);
     if (err) {
         struct kvd_diag diag = {0};
