@@ -106,7 +106,7 @@ static unsigned fds_choose(struct peer *p, int *fds, unsigned n)
     return how == 0xfd && n > 0 ? n - 1 : n;
 }
 
-static void answer_hello(struct peer *p, Kvd__Wire__Reply *reply)
+static void answer_hello(struct peer *p, Kvd__Wire__Reply reply)
 {
     uint8_t id[16] = {1};
     int fds[4] = {m.area_fd, m.pool_fd};
@@ -117,12 +117,12 @@ static void answer_hello(struct peer *p, Kvd__Wire__Reply *reply)
     body.request_area_bytes = fuzz_mostly(&p->in, KVD_WIRE_REQUEST_AREA_BYTES);
     body.pool_bytes = fuzz_mostly(&p->in, POOL_BYTES);
     body.daemon_version = "fuzz";
-    reply->body_case = KVD__WIRE__REPLY__BODY_HELLO;
-    reply->hello = &body;
-    send_reply(p, reply, fds, fds_choose(p, fds, 2));
+    reply.body_case = KVD__WIRE__REPLY__BODY_HELLO;
+    reply.hello = &body;
+    send_reply(p, &reply, fds, fds_choose(p, fds, 2));
 }
 
-static void answer_space(struct peer *p, Kvd__Wire__Reply *reply)
+static void answer_space(struct peer *p, Kvd__Wire__Reply reply)
 {
     uint8_t space[32] = {2};
     int fds[4] = {m.staging_fd};
@@ -133,9 +133,9 @@ static void answer_space(struct peer *p, Kvd__Wire__Reply *reply)
     body.staging_bytes = fuzz_mostly(&p->in, STAGING_BYTES);
     body.staging_slots = (uint32_t)fuzz_mostly(&p->in, KVD_WIRE_STAGING_SLOTS);
     body.slot_bytes = fuzz_mostly(&p->in, 4096);
-    reply->body_case = KVD__WIRE__REPLY__BODY_SPACE_OPEN;
-    reply->space_open = &body;
-    send_reply(p, reply, fds, fds_choose(p, fds, 1));
+    reply.body_case = KVD__WIRE__REPLY__BODY_SPACE_OPEN;
+    reply.space_open = &body;
+    send_reply(p, &reply, fds, fds_choose(p, fds, 1));
 }
 
 static void rows_fill(struct peer *p, const Kvd__Wire__Range *range, uint8_t state, uint64_t room)
@@ -156,7 +156,7 @@ static void rows_fill(struct peer *p, const Kvd__Wire__Range *range, uint8_t sta
     }
 }
 
-static void answer_match(struct peer *p, Kvd__Wire__Reply *reply, const Kvd__Wire__MatchRequest *q)
+static void answer_match(struct peer *p, Kvd__Wire__Reply reply, const Kvd__Wire__MatchRequest *q)
 {
     Kvd__Wire__MatchReply body = KVD__WIRE__MATCH_REPLY__INIT;
     const uint64_t n = q && q->results ? q->results->bytes / sizeof(struct kvd_wire_block) : 3;
@@ -164,22 +164,22 @@ static void answer_match(struct peer *p, Kvd__Wire__Reply *reply, const Kvd__Wir
     body.lease = fuzz_mostly(&p->in, 7);
     body.asked_blocks = (uint32_t)fuzz_mostly(&p->in, n);
     body.hit_blocks = (uint32_t)fuzz_mostly(&p->in, n);
-    reply->body_case = KVD__WIRE__REPLY__BODY_MATCH;
-    reply->match = &body;
-    send_reply(p, reply, NULL, 0);
+    reply.body_case = KVD__WIRE__REPLY__BODY_MATCH;
+    reply.match = &body;
+    send_reply(p, &reply, NULL, 0);
 }
 
-static void answer_load(struct peer *p, Kvd__Wire__Reply *reply, const Kvd__Wire__LoadRequest *q)
+static void answer_load(struct peer *p, Kvd__Wire__Reply reply, const Kvd__Wire__LoadRequest *q)
 {
     Kvd__Wire__LoadReply body = KVD__WIRE__LOAD_REPLY__INIT;
     rows_fill(p, q ? q->results : NULL, KVD_BLOCK_LOADED, POOL_BYTES);
     body.good_blocks = (uint32_t)fuzz_mostly(&p->in, q ? q->n_blocks : 2);
-    reply->body_case = KVD__WIRE__REPLY__BODY_LOAD;
-    reply->load = &body;
-    send_reply(p, reply, NULL, 0);
+    reply.body_case = KVD__WIRE__REPLY__BODY_LOAD;
+    reply.load = &body;
+    send_reply(p, &reply, NULL, 0);
 }
 
-static void answer_put_begin(struct peer *p, Kvd__Wire__Reply *reply,
+static void answer_put_begin(struct peer *p, Kvd__Wire__Reply reply,
                              const Kvd__Wire__PutBeginRequest *q)
 {
     Kvd__Wire__PutBeginReply body = KVD__WIRE__PUT_BEGIN_REPLY__INIT;
@@ -187,19 +187,19 @@ static void answer_put_begin(struct peer *p, Kvd__Wire__Reply *reply,
     body.put = fuzz_mostly(&p->in, 9);
     body.granted_blocks = (uint32_t)fuzz_mostly(&p->in, q ? q->n_blocks : 2);
     body.stored_blocks = (uint32_t)fuzz_mostly(&p->in, 0);
-    reply->body_case = KVD__WIRE__REPLY__BODY_PUT_BEGIN;
-    reply->put_begin = &body;
-    send_reply(p, reply, NULL, 0);
+    reply.body_case = KVD__WIRE__REPLY__BODY_PUT_BEGIN;
+    reply.put_begin = &body;
+    send_reply(p, &reply, NULL, 0);
 }
 
-static void answer_commit(struct peer *p, Kvd__Wire__Reply *reply)
+static void answer_commit(struct peer *p, Kvd__Wire__Reply reply)
 {
     Kvd__Wire__PutCommitReply body = KVD__WIRE__PUT_COMMIT_REPLY__INIT;
     body.committed_blocks = (uint32_t)fuzz_mostly(&p->in, 2);
     body.not_written_down = (uint32_t)fuzz_mostly(&p->in, 0);
-    reply->body_case = KVD__WIRE__REPLY__BODY_PUT_COMMIT;
-    reply->put_commit = &body;
-    send_reply(p, reply, NULL, 0);
+    reply.body_case = KVD__WIRE__REPLY__BODY_PUT_COMMIT;
+    reply.put_commit = &body;
+    send_reply(p, &reply, NULL, 0);
 }
 
 /* A long report: sealed, of the right length, or not. */
@@ -214,27 +214,27 @@ static int report_fd(struct peer *p, uint64_t bytes)
     return fd;
 }
 
-static void answer_admin(struct peer *p, Kvd__Wire__Reply *reply)
+static void answer_admin(struct peer *p, Kvd__Wire__Reply reply)
 {
     Kvd__Wire__AdminReply body = KVD__WIRE__ADMIN_REPLY__INIT;
     const uint8_t how = fuzz_u8(&p->in);
-    reply->body_case = KVD__WIRE__REPLY__BODY_ADMIN;
-    reply->admin = &body;
+    reply.body_case = KVD__WIRE__REPLY__BODY_ADMIN;
+    reply.admin = &body;
     if (how & 1) {
         size_t n = 0;
         body.json.data = (uint8_t *)(uintptr_t)fuzz_take(&p->in, how % 16, &n);
         body.json.len = n;
-        send_reply(p, reply, NULL, 0);
+        send_reply(p, &reply, NULL, 0);
         return;
     }
     body.json_bytes = fuzz_mostly(&p->in, 100);
     int fds[4] = {report_fd(p, how & 2 ? body.json_bytes : 99)};
     const int own = fds[0];
-    send_reply(p, reply, fds, fds_choose(p, fds, 1));
+    send_reply(p, &reply, fds, fds_choose(p, fds, 1));
     (void)close(own);
 }
 
-static void answer_kind(struct peer *p, Kvd__Wire__Reply *reply, const Kvd__Wire__Request *q,
+static void answer_kind(struct peer *p, Kvd__Wire__Reply reply, const Kvd__Wire__Request *q,
                         uint64_t kind)
 {
     const bool asked = kind == (uint64_t)q->body_case;
@@ -261,7 +261,7 @@ static void answer_kind(struct peer *p, Kvd__Wire__Reply *reply, const Kvd__Wire
         answer_admin(p, reply);
         break;
     default:
-        send_reply(p, reply, NULL, 0);
+        send_reply(p, &reply, NULL, 0);
         break;
     }
 }
@@ -288,7 +288,7 @@ static bool answer(struct peer *p, const Kvd__Wire__Request *q)
         reply.error = (uint32_t)fuzz_mostly(&p->in, 6);
         reply.error_text = "so it is";
     }
-    answer_kind(p, &reply, q, fuzz_mostly(&p->in, (uint64_t)q->body_case));
+    answer_kind(p, reply, q, fuzz_mostly(&p->in, (uint64_t)q->body_case));
     return true;
 }
 
