@@ -54,8 +54,7 @@ static int read_corpus(void **state)
     const char *folder = getenv("KVD_CORPUS");
     struct dirent **names = NULL;
     (void)state;
-    assert_non_null(folder);
-    const int n = scandir(folder, &names, NULL, by_name);
+    const int n = folder ? scandir(folder, &names, NULL, by_name) : -1;
     assert_true(n > 2 && n < FILES_MAX);
     for (int i = 0; i < n; i++) {
         if (names[i]->d_name[0] != '.') {
