@@ -11,7 +11,8 @@
  *   live     not there                 DEAD, lost
  *   none     not ours, or newer        left alone, counted, said in the log
  *   any      header damaged            with a row: DEAD, corrupt; else left alone
- *   any      blank, and nothing in it  unlinked: a power cut came while it was made
+ *   none     blank header, no footer   unlinked: a power cut came before its first sync
+ *   OPEN     blank, and nothing in it  the same
  *
  * What is left alone counts against the cap all the same: the cap is about the folder. A file that
  * can't be opened or read is left alone too, and its row as it is: the next start tries again.
@@ -106,8 +107,10 @@ static void leave_alone(struct nvme *t, const struct kvd_segment_info *info, boo
     char name[KVD_SEGMENT_NAME_BYTES];
     struct stat st;
     kvd_segment_name(info, name);
-    uint64_t bytes =
-        fstatat(t->root_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (uint64_t)st.st_size : 0;
+    uint64_t bytes = 0;
+    if (fstatat(t->root_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        bytes = kvd_segment_stat_bytes(&st);
+    }
     t->used_bytes += bytes;
     *(newer ? &t->newer_bytes : &t->foreign_bytes) += bytes;
     *(newer ? &t->newer_files : &t->foreign_files) += 1;
@@ -353,6 +356,21 @@ static int recover_open(struct nvme *t, struct nvme_segment *seg)
     return give_up(t, seg, &o);
 }
 
+/* Whether no sync of a file without a row ever ended: the first one makes the header durable
+ * together with the first records, and a footer comes later. Nothing of what may lie behind was
+ * promised. */
+static bool never_synced(struct opened *o)
+{
+    KVD_AUTOFREE struct kvd_segment_row *rows = NULL;
+    uint32_t n = 0;
+    uint64_t end;
+    if (!o->header_err || !o->blank) {
+        return false;
+    }
+    int err = kvd_segment_reader_footer(&o->reader, &rows, &n, &end);
+    return err == -KVD_E_FORMAT || err == -KVD_E_CORRUPT;
+}
+
 static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
 {
     KVD_CLEANUP(opened_fini) struct opened o = {.fd = -1};
@@ -361,7 +379,7 @@ static int recover_orphan(struct nvme *t, const struct kvd_segment_info *info)
     if (err == -ENOMEM) {
         return err;
     }
-    if (err == 0 && o.header_err && o.blank && !has_records(&o.reader)) {
+    if (err == 0 && never_synced(&o)) {
         unlink_file(t, info); /* the last run ended while it was being made */
         return 0;
     }

@@ -157,6 +157,13 @@ int kvd_segment_file_seal(struct kvd_io *io, int fd, const struct kvd_segment_ro
     return err;
 }
 
+uint64_t kvd_segment_stat_bytes(const struct stat *st)
+{
+    uint64_t size = (uint64_t)st->st_size;
+    uint64_t on_disk = (uint64_t)st->st_blocks * STAT_BLOCK_BYTES;
+    return size > on_disk ? size : on_disk;
+}
+
 int kvd_segment_file_bytes(int fd, uint64_t *ret_size, uint64_t *ret_charge_bytes)
 {
     struct stat st;
@@ -166,10 +173,8 @@ int kvd_segment_file_bytes(int fd, uint64_t *ret_size, uint64_t *ret_charge_byte
     if (st.st_nlink == 0) {
         return -KVD_E_NOT_FOUND;
     }
-    uint64_t size = (uint64_t)st.st_size;
-    uint64_t on_disk = (uint64_t)st.st_blocks * STAT_BLOCK_BYTES;
-    *ret_size = size;
-    *ret_charge_bytes = size > on_disk ? size : on_disk;
+    *ret_size = (uint64_t)st.st_size;
+    *ret_charge_bytes = kvd_segment_stat_bytes(&st);
     return 0;
 }
 

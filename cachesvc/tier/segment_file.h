@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "cachesvc/io/io.h"
 #include "cachesvc/tier/tier.h"
@@ -40,6 +41,8 @@ int kvd_segment_file_seal(struct kvd_io *io, int fd, const struct kvd_segment_ro
                           uint32_t n_rows, uint64_t end);
 
 /* What a file takes: the larger of its size and its blocks. */
+uint64_t kvd_segment_stat_bytes(const struct stat *st);
+/* The same of an open file, and its size. -KVD_E_NOT_FOUND where its name is gone. */
 int kvd_segment_file_bytes(int fd, uint64_t *ret_size, uint64_t *ret_charge_bytes);
 
 /* Reads records one by one, into a buffer that grows. */

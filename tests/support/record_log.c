@@ -73,6 +73,7 @@ static void append(int fd, const struct record_event *e, const void *extra)
     static const uint8_t zeros[8];
     uint64_t pad = kvd_round_up(e->extra_bytes, 8) - e->extra_bytes;
     KVD_ASSERT(write(fd, e, sizeof(*e)) == (ssize_t)sizeof(*e));
+    KVD_ASSERT(e->extra_bytes == 0 || extra);
     KVD_ASSERT(e->extra_bytes == 0 || write(fd, extra, e->extra_bytes) == (ssize_t)e->extra_bytes);
     KVD_ASSERT(pad == 0 || write(fd, zeros, pad) == (ssize_t)pad);
 }
