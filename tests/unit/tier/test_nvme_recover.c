@@ -397,6 +397,30 @@ static void test_strange_files_are_left_alone(void **state)
     assert_int_equal(world_fetch(w, 1), 0);
 }
 
+/* A power cut before a segment's first sync may leave its records without its header: nothing of
+ * that was promised, so it goes, and its bytes with it. */
+static void r_power_cut_before_the_first_sync(void **state)
+{
+    struct world *w = *state;
+    struct kvd_store_request req;
+    char path[192];
+    (void)snprintf(path, sizeof(path), "%s/1", w->dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    write_segment(w, "1/3600-9-8.seg", NULL, NULL, 0);
+    (void)snprintf(path, sizeof(path), "%s/1/3600-9-8.seg", w->dir);
+    KVD_AUTOFREE uint8_t *record = world_record(1, 1, RECORD, &req);
+    KVD_AUTOCLOSE int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, record, req.extent_bytes, KVD_SEGMENT_HEADER_BYTES),
+                     req.extent_bytes);
+    world_open(w);
+    struct kvd_tier_stat stat;
+    kvd_tier_nvme.stat(w->tier, &stat);
+    assert_false(exists(w, "1/3600-9-8.seg"));
+    assert_int_equal(w->n_found, 0);
+    assert_int_equal(stat.used_bytes, 0);
+    assert_string_equal(stat.state, "ok");
+}
+
 /* A name that the next segment would have is taken: it takes the one after. */
 static void test_taken_name(void **state)
 {
@@ -494,6 +518,7 @@ static const struct CMUnitTest tests[] = {
     TEST(test_damaged_footer),
     TEST(test_damaged_record_in_sealed),
     TEST(test_strange_files_are_left_alone),
+    TEST(r_power_cut_before_the_first_sync),
     TEST(test_taken_name),
     TEST(test_random_damage),
     cmocka_unit_test(test_names),
