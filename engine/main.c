@@ -26,7 +26,8 @@ struct embedded {
 static void embedded_stop(struct embedded *e)
 {
     if (kvd_daemon_stop(&e->daemon)) {
-        _exit(EXIT_FAILURE); /* said in the log; its threads wait for a device, and can't be ended */
+        _exit(
+            EXIT_FAILURE); /* said in the log; its threads wait for a device, and can't be ended */
     }
     if (e->configured) {
         kvd_config_fini(&e->config);

@@ -114,7 +114,7 @@ struct kvd_service {
     struct service_space *spaces[SPACES_MAX]; /* lock: mtx; only appended to */
     uint32_t n_spaces;                        /* lock: mtx */
     struct kvd_list sessions;                 /* lock: mtx */
-    uint32_t n_clients;     /* lock: mtx. Sessions that have not ended */
+    uint32_t n_clients;                       /* lock: mtx. Sessions that have not ended */
     uint32_t n_sessions;    /* lock: mtx. Sessions that were opened and not freed: work of theirs
                                may be under way after their end */
     uint64_t staging_bytes; /* lock: mtx */

@@ -1,8 +1,8 @@
 /*
  * The forward pass. A row's result depends on nothing but its prefix: not on chunking, threads,
  * kernel choice or the physical order of pages (numerics family KVD_NUMERICS of
- * engine/model/space.h). So KV of generated tokens is the KV that prefill makes. A graph is shared and has one set of scratch
- * buffers: one caller at a time.
+ * engine/model/space.h). So KV of generated tokens is the KV that prefill makes. A graph is shared
+ * and has one set of scratch buffers: one caller at a time.
  */
 #ifndef ENGINE_GRAPH_GRAPH_H
 #define ENGINE_GRAPH_GRAPH_H

@@ -256,9 +256,8 @@ const char *golden_get(struct golden_store *g, const struct golden_chain *chain,
     if (match.hit_blocks == 0) {
         return NULL;
     }
-    const struct kvd_load_ask ask = {.lease = match.lease,
-                                     .n = match.hit_blocks,
-                                     .deadline_ns = kvd_mono_ns() + GOLDEN_WAIT_NS};
+    const struct kvd_load_ask ask = {
+        .lease = match.lease, .n = match.hit_blocks, .deadline_ns = kvd_mono_ns() + GOLDEN_WAIT_NS};
     kvd_service_load(g->session, &ask, load_done, &a);
     if (answer_wait(&a)) {
         return "a load failed";
