@@ -50,6 +50,11 @@ kind_has_a_row() {
     rows | awk -v kind="$1" '$2 == kind { found = 1 } END { exit !found }'
 }
 
+# kind 0, which is none of these, comes last
+kinds_ascend() {
+    rows | awk '{ kind = $2 == 0 ? 99 : $2; if (kind < last) { exit 1 } last = kind }'
+}
+
 names_differ() {
     [[ -z $(rows | cut -d ' ' -f 1 | sort | uniq -d) ]]
 }
@@ -57,6 +62,7 @@ names_differ() {
 tests=$(jq -r '.[].name' "$build/meson-info/intro-tests.json")
 expect "every row of $table has the usual form, on one line" every_row_is_read
 expect "no name twice" names_differ
+expect "rows are in the order of their kinds" kinds_ascend
 while read -r name _ test function; do
     expect "KVD_PROTECT($name) stands in the code" in_the_code "$name"
     expect "$name: there is a test $test" test_exists "$test"
