@@ -60,7 +60,7 @@ rocksdb_t *__wrap_rocksdb_open_column_families(const rocksdb_options_t *options,
     char root[WORLD_PATH_BYTES];
     char copy[WORLD_PATH_BYTES + 32];
     uint64_t seed;
-    world_path(root, watch.history, "root");
+    world_path(root, watch.history, "disk");
     assert_true(world_identity(root, &seed, &mark.boot));
     (void)snprintf(watch.index, sizeof(watch.index), "%s", name);
     (void)snprintf(copy, sizeof(copy), "%s/index-%u", watch.history, (unsigned)watch.nth);

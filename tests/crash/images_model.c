@@ -168,7 +168,7 @@ void history_load(const char *folder, struct history *ret)
     uint64_t boot;
     *ret = (struct history){0};
     (void)snprintf(ret->folder, sizeof(ret->folder), "%s", folder);
-    world_path(path, folder, "root");
+    world_path(path, folder, "disk");
     assert_true(world_identity(path, &ret->seed, &boot));
     world_path(path, folder, "log");
     record_load(path, &ret->log);

@@ -120,7 +120,7 @@ static void put_batch(struct stage *s, uint32_t first, uint32_t n, const struct 
 /* Killed between the making of a folder and the sync that makes its name last. */
 static void first_folder(struct stage *s)
 {
-    kill_at(FAULT_SYNC_FOLDER, "/root", FAULT_BEFORE, draw(s, 2));
+    kill_at(FAULT_SYNC_FOLDER, "/disk", FAULT_BEFORE, draw(s, 2));
     rig_open(&s->rig, true);
 }
 
@@ -132,7 +132,7 @@ static void first_identity(struct stage *s)
 
 static void second_folder(struct stage *s)
 {
-    kill_at(FAULT_SYNC_FOLDER, "/root/b", FAULT_BEFORE, 0);
+    kill_at(FAULT_SYNC_FOLDER, "/disk/b", FAULT_BEFORE, 0);
     rig_open(&s->rig, true);
 }
 
@@ -267,7 +267,7 @@ static void run(void **state)
     char path[WORLD_PATH_BYTES];
     assert_true(nth < STAGES);
     s.random = (strtoull(argv[2], NULL, 10) * 1000 + nth) * UINT64_C(0x9e3779b97f4a7c15) | 1;
-    world_path(root, s.history, "root");
+    world_path(root, s.history, "disk");
     world_path(path, s.history, "pool");
     world_rig(&s.rig, root, path);
     images_index_watch(s.history, nth);

@@ -74,7 +74,7 @@ static void keep_wal(const struct images *im, unsigned stage)
     if (access(copy, F_OK) != 0) {
         return; /* this run ended before it had opened the index */
     }
-    world_path(index, im->folder, "root/" WORLD_INDEX);
+    world_path(index, im->folder, "disk/" WORLD_INDEX);
     (void)world_wal(index, wal);
     world_path(path, index, wal);
     world_path(index, copy, "wal");
@@ -87,7 +87,7 @@ static bool run_stage(const struct images *im, unsigned stage)
     char root[WORLD_PATH_BYTES];
     char log[WORLD_PATH_BYTES];
     int status = 0;
-    world_path(root, im->folder, "root");
+    world_path(root, im->folder, "disk");
     world_path(log, im->folder, "log");
     assert_true(waitpid(stage_start(im, stage), &status, 0) > 0);
     if (WIFEXITED(status) && WEXITSTATUS(status) == NO_SUCH_STAGE) {
@@ -108,7 +108,7 @@ static bool run_stage(const struct images *im, unsigned stage)
 static void record_history(struct images *im)
 {
     char root[WORLD_PATH_BYTES];
-    world_path(root, im->folder, "root");
+    world_path(root, im->folder, "disk");
     assert_int_equal(mkdir(root, 0700), 0);
     for (unsigned stage = 0; run_stage(im, stage); stage++) {
     }
@@ -271,7 +271,7 @@ static void check_image(struct images *im, const struct image_how *how)
     im->how = *how;
     im->checked++;
     im->kept = true; /* until the checks are passed */
-    world_path(root, im->image, "root");
+    world_path(root, im->image, "disk");
     world_path(pool, im->image, "pool");
     truth_at(&im->history, how->events, &truth);
     image_make(&im->history, how, root);
