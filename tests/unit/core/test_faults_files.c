@@ -9,36 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fault_io.h"
-#include "service_rig.h"
+#include "faults_rig.h"
 
 enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5, SEGMENTS_MAX = 64, PATH_BYTES = 512 };
-
-static int setup(void **state)
-{
-    struct rig *rig = calloc(1, sizeof(*rig));
-    assert_non_null(rig);
-    rig_init(rig, "64MiB", "64MiB");
-    *state = rig;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct rig *rig = *state;
-    fault_clear();
-    rig_fini(rig);
-    free(rig);
-    return 0;
-}
-
-static void assert_sound(struct rig *rig)
-{
-    rig_settle(rig);
-    rig_assert_adds_up(rig);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.pinned_bytes"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "leases"), 0);
-}
 
 /* ---- segments on disk ---- */
 
@@ -93,11 +66,11 @@ static void assert_heals(struct rig *rig, const uint32_t *tokens)
         rig_settle(rig);
     }
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     rig_close(rig);
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* ---- deleted ---- */
@@ -178,7 +151,7 @@ static void r_folder_deleted_while_the_daemon_runs(void **state)
     assert_true(rig_number(rig, "status", "", "tiers.1.failed_writes") >= N);
     rig_expect_problem(rig, "folder was removed");
     rig_expect_problem(rig, "could not be written below dram");
-    assert_sound(rig);
+    faults_assert_sound(rig);
     rig_close(rig);
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", other, TOKENS), 0);
@@ -265,7 +238,7 @@ static void r_start_up_scan_twice(void **state)
     }
     rig_open(rig, true);
     assert_int_equal(rig_number(rig, "status", "", "tiers.1.used_bytes"), used);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* ---- the folder's name and identity ---- */
@@ -299,7 +272,7 @@ static void r_identity_cannot_be_written(void **state)
     assert_identity_fails(rig, FAULT_SYNC_FOLDER, rig->folder);
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* ---- removing ---- */
@@ -339,7 +312,7 @@ static void r_segments_cannot_be_unlinked(void **state)
 
 #define TEST(name)                                                                                 \
     {                                                                                              \
-#name, name, setup, teardown, NULL                                                         \
+#name, name, faults_setup, faults_teardown, NULL                                           \
     }
 
 static const struct CMUnitTest tests[] = {

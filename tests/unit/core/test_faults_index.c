@@ -4,36 +4,15 @@
 
 #include <errno.h>
 
-#include "fault_io.h"
-#include "service_rig.h"
+#include "faults_rig.h"
 
 enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5 };
 
 static int setup(void **state)
 {
-    struct rig *rig = calloc(1, sizeof(*rig));
-    assert_non_null(rig);
-    rig_init(rig, "64MiB", "64MiB");
-    rig_open(rig, false);
-    *state = rig;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct rig *rig = *state;
-    fault_clear();
-    rig_fini(rig);
-    free(rig);
-    return 0;
-}
-
-static void assert_sound(struct rig *rig)
-{
-    rig_settle(rig);
-    rig_assert_adds_up(rig);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.pinned_bytes"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "leases"), 0);
+    int err = faults_setup(state);
+    rig_open(*state, false);
+    return err;
 }
 
 /* The index takes changes again by itself, and a use writes down what could not be. */
@@ -45,7 +24,7 @@ static void assert_mends(struct rig *rig, const uint32_t *tokens)
     rig_close(rig);
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 static void fail_index(struct rig *rig, enum fault_op op, int err)
@@ -68,11 +47,11 @@ static void fail_index(struct rig *rig, enum fault_op op, int err)
     assert_int_equal(rig_number(rig, "status", "", "puts.not_written_down_blocks"), N);
     /* nothing is written that the index could not point to */
     assert_int_equal(rig_number(rig, "status", "", "tiers.1.written_bytes"), written);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     fault_clear();
     assert_mends(rig, tokens);
     assert_int_equal(rig_hit(rig, "", before, TOKENS), N); /* what was durable before */
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 static void r_index_write_fails(void **state)
@@ -108,11 +87,11 @@ static void r_index_unreadable(void **state)
     assert_int_equal(rig_number(rig, "hitrate", "", "rows.0.missed.failed.blocks"), N);
     assert_int_equal(rig_put(rig, "", "chat", below, N), N); /* computed: dram takes it */
     assert_int_equal(rig_hit(rig, "", below, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     fault_clear();
     assert_mends(rig, tokens);
     assert_int_equal(rig_hit(rig, "", below, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* The daemon ends while its index fails: what is found at the next start is right. */
@@ -137,12 +116,12 @@ static void r_index_fails_to_the_end(void **state)
     assert_true(good == 0 || good == N);
     assert_int_equal(rig_put(rig, "", "chat", tokens, N), N);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 #define TEST(name)                                                                                 \
     {                                                                                              \
-#name, name, setup, teardown, NULL                                                         \
+#name, name, setup, faults_teardown, NULL                                                  \
     }
 
 static const struct CMUnitTest tests[] = {

@@ -5,39 +5,10 @@
 #include <errno.h>
 
 #include "cachesvc/core/service_private.h"
-#include "fault_io.h"
+#include "faults_rig.h"
 #include "proto/base/clock.h"
-#include "service_rig.h"
 
 enum { N = 12, BAD = 5, TOKENS = N * RIG_BLOCK_TOKENS + 5, PAGE = 4096 };
-
-static int setup(void **state)
-{
-    struct rig *rig = calloc(1, sizeof(*rig));
-    assert_non_null(rig);
-    rig_init(rig, "64MiB", "64MiB");
-    *state = rig;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct rig *rig = *state;
-    fault_clear();
-    rig_fini(rig);
-    free(rig);
-    return 0;
-}
-
-static void assert_sound(struct rig *rig)
-{
-    rig_settle(rig);
-    rig_assert_adds_up(rig);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.pinned_bytes"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "leases"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.used_bytes"),
-                     rig_number(rig, "status", "", "tiers.0.blocks") * (PAGE + rig_block_bytes()));
-}
 
 static void put_below(struct rig *rig, uint32_t seed, uint32_t *tokens)
 {
@@ -64,7 +35,7 @@ static void spoil(struct rig *rig, uint32_t seed, struct fault fault, const char
     assert_int_equal(rig_number(rig, "hitrate", "", "rows.0.hit.nvme.blocks"), BAD);
     assert_int_equal(rig_number(rig, "hitrate", "", "rows.0.missed.failed.blocks"), N - BAD);
     rig_expect_problem(rig, problem);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     /* what was read behind it is in dram; nobody is led to the bad one again */
     assert_int_equal(rig_match(rig, "", "chat", tokens, TOKENS), BAD);
     assert_int_equal(rig_load(rig, tokens), BAD);
@@ -74,7 +45,7 @@ static void spoil(struct rig *rig, uint32_t seed, struct fault fault, const char
     rig_close(rig);
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 static void r_read_fails(void **state)
@@ -124,7 +95,7 @@ static void r_bit_flipped_in_a_header_read(void **state)
     }
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* All reads fail: all of it is a miss, once; then it is computed. */
@@ -143,7 +114,7 @@ static void r_device_that_reads_nothing(void **state)
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
     assert_int_equal(rig_number(rig, "hitrate", "", "rows.0.hit.dram.blocks"), N);
     assert_int_equal(rig_number(rig, "hitrate", "", "rows.0.missed.failed.blocks"), 2 * N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* A bit was another on its way to the device: found when it is read. */
@@ -169,7 +140,7 @@ static void r_bit_flipped_in_a_write(void **state)
     assert_int_equal(rig_number(rig, "status", "", "corrupt"), 1);
     assert_int_equal(rig_put(rig, "", "chat", tokens, N), N);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 static bool any(const struct kvd_segment_info *info, void *user)
@@ -203,12 +174,12 @@ static void r_segment_dies_under_a_bad_read(void **state)
     kvd_service_release(rig->session, rig->match.lease, UINT32_MAX);
     assert_int_equal(rig_number(rig, "status", "", "corrupt"), 1);
     assert_int_equal(rig_number(rig, "verify", "", "quarantined"), 0);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 #define TEST(name)                                                                                 \
     {                                                                                              \
-#name, name, setup, teardown, NULL                                                         \
+#name, name, faults_setup, faults_teardown, NULL                                           \
     }
 
 static const struct CMUnitTest tests[] = {

@@ -5,39 +5,10 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "fault_io.h"
+#include "faults_rig.h"
 #include "proto/base/clock.h"
-#include "service_rig.h"
 
 enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5, STOP_WAIT_S = 45 };
-
-static int setup(void **state)
-{
-    struct rig *rig = calloc(1, sizeof(*rig));
-    assert_non_null(rig);
-    rig_init(rig, "64MiB", "64MiB");
-    *state = rig;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct rig *rig = *state;
-    fault_clear();
-    rig_fini(rig);
-    free(rig);
-    return 0;
-}
-
-static void assert_sound(struct rig *rig)
-{
-    rig_settle(rig);
-    rig_assert_adds_up(rig);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.pinned_bytes"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "leases"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.used_bytes"),
-                     rig_number(rig, "status", "", "tiers.0.blocks") * (4096 + rig_block_bytes()));
-}
 
 /* N blocks of a prompt, on the device only. */
 static void put_below(struct rig *rig, const uint32_t *tokens)
@@ -102,7 +73,7 @@ static void r_slow_reads(void **state)
     rig_settle(rig);
     assert_resident_are_right(rig, OTHERS_SEED, others);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* The client goes while its reads hang. */
@@ -120,7 +91,7 @@ static void r_client_gone_during_slow_reads(void **state)
     assert_int_equal(rig_load_end(&a, &good), -KVD_E_DEADLINE);
     fault_release(held);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* Opening a file hangs: a load waits, look-ups and dram go on. */
@@ -144,7 +115,7 @@ static void r_slow_open(void **state)
     assert_int_equal(rig_hit(rig, "", other, TOKENS), N);
     fault_release(held);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* Writes hang. What is being written keeps its slots; puts go on in dram until the queue is full,
@@ -172,7 +143,7 @@ static void r_hung_writes(void **state)
 
     fault_release(held);
     rig_settle(rig);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     uint64_t blocks = rig_number(rig, "status", "", "tiers.1.blocks");
     assert_true(blocks > 0 && blocks <= n * N);
     rig_close(rig);
@@ -183,7 +154,7 @@ static void r_hung_writes(void **state)
     }
     assert_int_equal(rig_number(rig, "status", "", "corrupt"), 0);
     assert_int_equal(rig_number(rig, "hitrate", "", "rows.0.missed.failed.blocks"), 0);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* ---- stopping ---- */
@@ -215,7 +186,7 @@ static void r_stop_during_a_write_that_hangs(void **state)
     assert_int_equal(rig_put_unwritten(rig, "", "chat", tokens, N), N);
     stop_with(rig, held, 1);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 static void r_stop_during_reads_that_hang(void **state)
@@ -230,7 +201,7 @@ static void r_stop_during_reads_that_hang(void **state)
     assert_int_equal(rig_load_end(&a, &good), -KVD_E_DEADLINE);
     stop_with(rig, held, N);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 static void r_stop_during_a_seal_that_hangs(void **state)
@@ -251,12 +222,12 @@ static void r_stop_during_a_seal_that_hangs(void **state)
     rig_close(rig);
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 #define TEST(name)                                                                                 \
     {                                                                                              \
-#name, name, setup, teardown, NULL                                                         \
+#name, name, faults_setup, faults_teardown, NULL                                           \
     }
 
 static const struct CMUnitTest tests[] = {

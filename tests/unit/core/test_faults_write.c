@@ -4,37 +4,9 @@
 
 #include <errno.h>
 
-#include "fault_io.h"
-#include "service_rig.h"
+#include "faults_rig.h"
 
 enum { N = 12, TOKENS = N * RIG_BLOCK_TOKENS + 5 };
-
-static int setup(void **state)
-{
-    struct rig *rig = calloc(1, sizeof(*rig));
-    assert_non_null(rig);
-    rig_init(rig, "64MiB", "64MiB");
-    *state = rig;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct rig *rig = *state;
-    fault_clear();
-    rig_fini(rig);
-    free(rig);
-    return 0;
-}
-
-/* After the fault: what must hold, and goes on working. */
-static void assert_sound(struct rig *rig)
-{
-    rig_settle(rig);
-    rig_assert_adds_up(rig);
-    assert_int_equal(rig_number(rig, "status", "", "tiers.0.pinned_bytes"), 0);
-    assert_int_equal(rig_number(rig, "status", "", "leases"), 0);
-}
 
 /* ---- writes ---- */
 
@@ -49,7 +21,7 @@ static void assert_written_when_used(struct rig *rig, const uint32_t *tokens)
     rig_open(rig, true);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
     assert_int_equal(rig_number(rig, "status", "", "corrupt"), 0);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* Puts while a fault strikes: nothing of it is lost in dram, what failed is said. */
@@ -65,7 +37,7 @@ static void put_with(struct rig *rig, uint32_t seed, const struct fault *fault, 
     assert_int_equal(rig_number(rig, "status", "", "tiers.1.failed_writes"), failed);
     rig_expect_problem(rig, "could not be written below dram");
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     assert_written_when_used(rig, tokens);
 }
 
@@ -146,7 +118,7 @@ static void r_failed_fdatasync(void **state)
     assert_int_equal(rig_hit(rig, "", before, TOKENS), N);
     assert_int_equal(rig_hit(rig, "", tokens, TOKENS), 0);
     assert_int_equal(rig_put(rig, "", "chat", tokens, N), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     assert_written_when_used(rig, tokens);
 }
 
@@ -170,7 +142,7 @@ static void seal_fails(struct rig *rig, uint32_t seed, const struct fault *fault
         assert_int_equal(rig_number(rig, "status", "", "tiers.1.blocks"), N);
         assert_int_equal(rig_number(rig, "status", "", "tiers.1.segments"), 1);
         assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
-        assert_sound(rig);
+        faults_assert_sound(rig);
         rig_close(rig);
     }
     rig_open(rig, true);
@@ -219,7 +191,7 @@ static void r_seal_fails_in_the_middle(void **state)
         rig_tokens(90 + i, TOKENS, tokens);
         assert_int_equal(rig_hit(rig, "", tokens, TOKENS), N);
     }
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 /* ---- copies ---- */
@@ -243,16 +215,16 @@ static void r_copy_evicted_below_while_in_dram(void **state)
     rig_settle(rig);
     assert_true(rig_number(rig, "status", "", "tiers.1.dropped_blocks") >= N);
     assert_int_equal(rig_hit(rig, "", first, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
     rig_close(rig);
     rig_open(rig, true); /* without dram */
     assert_int_equal(rig_hit(rig, "", first, TOKENS), N);
-    assert_sound(rig);
+    faults_assert_sound(rig);
 }
 
 #define TEST(name)                                                                                 \
     {                                                                                              \
-#name, name, setup, teardown, NULL                                                         \
+#name, name, faults_setup, faults_teardown, NULL                                           \
     }
 
 static const struct CMUnitTest tests[] = {
