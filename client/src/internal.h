@@ -313,6 +313,9 @@ int kvd_load_begin(struct kvd_lease *lease, uint32_t first, uint32_t n, bool wai
  * kvd_drain's. */
 int kvd_load_start_locked(const struct kvd_part *part, bool wait, void *cookie,
                           struct kvd_call **ret);
+/* A submission of a load into dest, or, where that is NULL, of a use in place. */
+int kvd_load_submit(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
+                    const void **placed, void *cookie);
 /* Whether the daemon's row of a loaded block points into the pool. */
 bool kvd_load_row_right(const struct kvd_link *conn, const struct kvd_wire_block *row,
                         uint64_t payload_bytes);

@@ -242,8 +242,8 @@ int kvd_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *d
     return 0;
 }
 
-int kvd_submit_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
-                    void *cookie)
+int kvd_load_submit(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
+                    const void **placed, void *cookie)
 {
     KVD_MAGIC_CHECK(lease, KVD_LEASE_MAGIC);
     struct kvd_client *c = lease->space->client;
@@ -253,8 +253,15 @@ int kvd_submit_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *c
         return err;
     }
     part.dest = dest;
+    part.placed = placed;
     kvd_client_lock(c);
     err = kvd_load_start_locked(&part, false, cookie, NULL);
     kvd_client_unlock(c);
     return err;
+}
+
+int kvd_submit_load(struct kvd_lease *lease, uint32_t first, uint32_t n, void *const *dest,
+                    void *cookie)
+{
+    return kvd_load_submit(lease, first, n, dest, NULL, cookie);
 }

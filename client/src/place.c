@@ -95,18 +95,7 @@ int kvd_place(struct kvd_lease *lease, uint32_t first, uint32_t n, const void **
 int kvd_submit_place(struct kvd_lease *lease, uint32_t first, uint32_t n, const void **ret_blocks,
                      void *cookie)
 {
-    KVD_MAGIC_CHECK(lease, KVD_LEASE_MAGIC);
-    struct kvd_client *c = lease->space->client;
-    struct kvd_part part;
-    int err = kvd_load_begin(lease, first, n, false, &part);
-    if (err) {
-        return err;
-    }
-    part.placed = ret_blocks;
-    kvd_client_lock(c);
-    err = kvd_load_start_locked(&part, false, cookie, NULL);
-    kvd_client_unlock(c);
-    return err;
+    return kvd_load_submit(lease, first, n, NULL, ret_blocks, cookie);
 }
 
 int kvd_place_check(struct kvd_lease *lease)
